@@ -1,0 +1,80 @@
+"""shmemar: GPU collectives in Python, near the speed of light of the hardware.
+
+    from mpi4py import MPI
+    import shmemar
+
+    with shmemar.init(MPI.COMM_WORLD) as comm:
+        comm.allreduce(x, out=y, op="sum")
+
+Importing the package needs neither MPI nor a GPU, and does no work.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shmemar.dtypes import ReduceOp as ReduceOp
+    from shmemar.errors import (
+        ArgumentError as ArgumentError,
+    )
+    from shmemar.errors import (
+        ArgumentTypeError as ArgumentTypeError,
+    )
+    from shmemar.errors import (
+        BackendUnavailableError as BackendUnavailableError,
+    )
+    from shmemar.errors import (
+        ClosedError as ClosedError,
+    )
+    from shmemar.errors import (
+        CollectiveTimeoutError as CollectiveTimeoutError,
+    )
+    from shmemar.errors import (
+        ConfigurationError as ConfigurationError,
+    )
+    from shmemar.errors import (
+        MismatchError as MismatchError,
+    )
+    from shmemar.errors import (
+        ShmemarError as ShmemarError,
+    )
+    from shmemar.host.communicator import Communicator as Communicator
+    from shmemar.host.communicator import init as init
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "BackendUnavailableError",
+    "ClosedError",
+    "CollectiveTimeoutError",
+    "Communicator",
+    "ConfigurationError",
+    "MismatchError",
+    "ReduceOp",
+    "ShmemarError",
+    "__version__",
+    "init",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Communicator": "shmemar.host.communicator",
+    "init": "shmemar.host.communicator",
+    "ReduceOp": "shmemar.dtypes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "shmemar.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,68 @@
+"""The machine that primitives talk to when a kernel runs as plain Python.
+
+A checker implements :class:`Machine` and runs kernel threads inside :func:`running`. Each call on
+the machine is a point where another thread may run.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Machine", "Order", "current", "running"]
+
+
+class Order(Enum):
+    """Strength and scope of a memory operation, as PTX names them."""
+
+    WEAK = "weak"
+    RELAXED_SYS = "relaxed.sys"
+
+
+class Machine(Protocol):
+    """Memory and time, as the threads of one run see them. Words are 32 bits, little-endian."""
+
+    def load(self, address: int, nwords: int, order: Order) -> tuple[int, ...]:
+        """Load `nwords` words; those of 8 aligned bytes are read together."""
+
+    def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        """Store words; those of 8 aligned bytes are written together."""
+
+    def exchange(self, address: int, word: int) -> int:
+        """Store a word and return the one before it, as one relaxed operation of system scope."""
+
+    def fence(self) -> None:
+        """Order everything before against everything after, at system scope."""
+
+    def relax(self) -> None:
+        """A poll found nothing new; others may run."""
+
+    def clock_ns(self) -> int:
+        """Nanoseconds since any fixed time."""
+
+
+_current: list[Machine] = []
+
+
+def current() -> Machine:
+    """Return the machine that runs the calling thread."""
+    if not _current:
+        raise RuntimeError(
+            "a device primitive was called from plain Python, outside a machine; launch the kernel "
+            "through a communicator, or run it inside shmemar.device.interpreter.running(machine)"
+        )
+    return _current[-1]
+
+
+@contextmanager
+def running(machine: Machine) -> Iterator[Machine]:
+    """Let primitives talk to `machine` in the body of the ``with`` statement."""
+    _current.append(machine)
+    try:
+        yield machine
+    finally:
+        _current.pop()

@@ -1,0 +1,26 @@
+"""Kernels, one algorithm a file, and the registry that finds them."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from shmemar.device.kernels import one_shot
+from shmemar.spec import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shmemar.layout import LLLayout
+    from shmemar.spec import KernelSpec
+
+__all__ = ["BUILDERS", "build"]
+
+BUILDERS: Mapping[Kernel, Callable[[KernelSpec, LLLayout], Callable[..., Any]]] = MappingProxyType(
+    {Kernel.ONE_SHOT: one_shot.build}
+)
+
+
+def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
+    """Return the body of the kernel that `spec` names, for scratch laid out as `layout` says."""
+    return BUILDERS[spec.kernel](spec, layout)

@@ -1,0 +1,91 @@
+"""Primitives that touch memory or time. The name says width, order and scope.
+
+Addresses are unsigned 64-bit integers, words unsigned 32-bit ones. The Python bodies are what the
+checker runs; :mod:`shmemar.device.ptx` and :mod:`shmemar.device.native` lower them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shmemar.device.interpreter import Order, current
+
+if TYPE_CHECKING:
+    from shmemar.device.words import Packet
+
+__all__ = [
+    "exch_relaxed_sys_b32",
+    "fence_acq_rel_sys",
+    "globaltimer_ns",
+    "ld_b32",
+    "ld_relaxed_sys_b32",
+    "ld_relaxed_sys_v4_b32",
+    "ld_v2_b32",
+    "relax",
+    "st_b32",
+    "st_relaxed_sys_b32",
+    "st_relaxed_sys_v4_b32",
+    "st_v2_b32",
+]
+
+
+def ld_b32(address: int) -> int:
+    """Load a word."""
+    return current().load(address, 1, Order.WEAK)[0]
+
+
+def st_b32(address: int, word: int) -> None:
+    """Store a word."""
+    current().store(address, (word,), Order.WEAK)
+
+
+def ld_v2_b32(address: int) -> tuple[int, int]:
+    """Load two words from 8 aligned bytes."""
+    first, second = current().load(address, 2, Order.WEAK)
+    return first, second
+
+
+def st_v2_b32(address: int, first: int, second: int) -> None:
+    """Store two words to 8 aligned bytes."""
+    current().store(address, (first, second), Order.WEAK)
+
+
+def ld_relaxed_sys_b32(address: int) -> int:
+    """Load a word that others may be writing."""
+    return current().load(address, 1, Order.RELAXED_SYS)[0]
+
+
+def st_relaxed_sys_b32(address: int, word: int) -> None:
+    """Store a word that others may be reading."""
+    current().store(address, (word,), Order.RELAXED_SYS)
+
+
+def ld_relaxed_sys_v4_b32(address: int) -> Packet:
+    """Load four words from 16 aligned bytes that a peer may be writing; each 8 bytes are whole."""
+    first, second, third, fourth = current().load(address, 4, Order.RELAXED_SYS)
+    return first, second, third, fourth
+
+
+def st_relaxed_sys_v4_b32(address: int, first: int, second: int, third: int, fourth: int) -> None:
+    """Store four words to 16 aligned bytes that a peer may be reading; each 8 bytes are whole."""
+    current().store(address, (first, second, third, fourth), Order.RELAXED_SYS)
+
+
+def exch_relaxed_sys_b32(address: int, word: int) -> int:
+    """Store a word and return the one that stood there, as one operation."""
+    return current().exchange(address, word)
+
+
+def fence_acq_rel_sys() -> None:
+    """Order the thread's memory operations before the fence against those after it."""
+    current().fence()
+
+
+def globaltimer_ns() -> int:
+    """Nanoseconds of a clock that never goes back."""
+    return current().clock_ns()
+
+
+def relax() -> None:
+    """Let others run after a poll that found nothing; no instruction on a GPU."""
+    current().relax()

@@ -1,0 +1,125 @@
+"""Primitives as machine code of the CPU, for numba's njit: ranks are processes that share memory.
+
+What peers write and read goes through atomic loads and stores of 8 bytes with acquire and release
+order, which is at least as strong as what the GPU promises.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llvmlite import ir
+from numba import extending, types
+
+from shmemar.device import memory, words
+from shmemar.device.lowering import U32, U64, instruction, lower_words
+from shmemar.device.registry import Compiler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["install"]
+
+_CLOCK_MONOTONIC = 1
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.voidptr))
+
+
+@cache
+def install() -> Compiler:
+    """Register the lowerings and every device function with njit."""
+    compiler = Compiler("cpu", extending, (types.NamedTuple, types.NamedUniTuple))
+    lower_words(compiler)
+    _lower_memory(compiler)
+    _lower_rest(compiler)
+    compiler.install()
+    return compiler
+
+
+def _load(compiler: Compiler, nbytes: int, order: str | None) -> Callable[..., Any]:
+    bits = ir.IntType(8 * nbytes)
+
+    def emit(builder: Any, address: Any) -> Any:
+        pointer = builder.inttoptr(address, bits.as_pointer())
+        if order is None:
+            return builder.load(pointer, align=nbytes)
+        return builder.load_atomic(pointer, order, nbytes)
+
+    return instruction(compiler, U32 if nbytes == 4 else U64, (U64,), emit)
+
+
+def _store(compiler: Compiler, nbytes: int, order: str | None) -> Callable[..., Any]:
+    bits = ir.IntType(8 * nbytes)
+
+    def emit(builder: Any, address: Any, value: Any) -> None:
+        pointer = builder.inttoptr(address, bits.as_pointer())
+        if order is None:
+            builder.store(value, pointer, align=nbytes)
+        else:
+            builder.store_atomic(value, pointer, order, nbytes)
+
+    return instruction(compiler, types.void, (U64, U32 if nbytes == 4 else U64), emit)
+
+
+def _lower_memory(compiler: Compiler) -> None:
+    ld_b32, st_b32 = _load(compiler, 4, None), _store(compiler, 4, None)
+    ld_b64, st_b64 = _load(compiler, 8, None), _store(compiler, 8, None)
+    ld_acquire_b32, st_release_b32 = _load(compiler, 4, "acquire"), _store(compiler, 4, "release")
+    ld_acquire_b64, st_release_b64 = _load(compiler, 8, "acquire"), _store(compiler, 8, "release")
+
+    def emit_exchange(builder: Any, address: Any, word: Any) -> Any:
+        pointer = builder.inttoptr(address, _I32.as_pointer())
+        return builder.atomic_rmw("xchg", pointer, word, "seq_cst")
+
+    exchange = instruction(compiler, U32, (U64, U32), emit_exchange)
+    fence = instruction(compiler, types.void, (), lambda builder: builder.fence("seq_cst") and None)
+
+    def ld_v2(address: int) -> tuple[int, int]:
+        bits = ld_b64(address)
+        return U32(bits), U32(bits >> U64(32))
+
+    def ld_sys_v4(address: int) -> tuple[int, int, int, int]:
+        low = ld_acquire_b64(address)
+        high = ld_acquire_b64(address + U64(8))
+        return U32(low), U32(low >> U64(32)), U32(high), U32(high >> U64(32))
+
+    def st_v2(address: int, first: int, second: int) -> None:
+        st_b64(address, U64(U32(first)) | (U64(U32(second)) << U64(32)))
+
+    def st_sys_v4(address: int, first: int, second: int, third: int, fourth: int) -> None:
+        st_release_b64(address, U64(U32(first)) | (U64(U32(second)) << U64(32)))
+        st_release_b64(address + U64(8), U64(U32(third)) | (U64(U32(fourth)) << U64(32)))
+
+    lower = compiler.lower
+    lower(memory.ld_b32)(lambda address: lambda address: ld_b32(address))
+    lower(memory.ld_v2_b32)(lambda address: ld_v2)
+    lower(memory.st_b32)(lambda address, word: lambda address, word: st_b32(address, word))
+    lower(memory.st_v2_b32)(lambda address, first, second: st_v2)
+    lower(memory.ld_relaxed_sys_b32)(lambda address: lambda address: ld_acquire_b32(address))
+    lower(memory.st_relaxed_sys_b32)(
+        lambda address, word: lambda address, word: st_release_b32(address, word)
+    )
+    lower(memory.ld_relaxed_sys_v4_b32)(lambda address: ld_sys_v4)
+    lower(memory.st_relaxed_sys_v4_b32)(lambda address, first, second, third, fourth: st_sys_v4)
+    lower(memory.exch_relaxed_sys_b32)(
+        lambda address, word: lambda address, word: exchange(address, word)
+    )
+    lower(memory.fence_acq_rel_sys)(lambda: lambda: fence())
+
+
+def _lower_rest(compiler: Compiler) -> None:
+    def clock_ns() -> Any:
+        time = np.empty(2, np.int64)
+        _clock_gettime(_CLOCK_MONOTONIC, time.ctypes)
+        return U64(time[0]) * U64(1_000_000_000) + U64(time[1])
+
+    def give_way() -> None:
+        _sched_yield()
+
+    compiler.lower(memory.globaltimer_ns)(lambda: clock_ns)
+    compiler.lower(memory.relax)(lambda: give_way)
+    compiler.lower(words.word_array)(lambda length: lambda length: np.zeros(length, np.uint32))
+    compiler.lower(words.mul_rn)(lambda left, right: lambda left, right: left * right)

@@ -1,0 +1,148 @@
+"""Primitives as PTX, for numba-cuda. All PTX text of the project stands here.
+
+Sources: PTX ISA 8.x, "Memory Consistency Model" (scopes, relaxed operations), ``ld``, ``st``,
+``atom``, ``membar/fence``. Every intrinsic has side effects and clobbers memory, else a poll would
+be hoisted out of its loop.
+
+Scope of what peers write and read is ``.sys``. Polls are ``ld.relaxed.sys``: an acquire would drop
+L1 at every poll, and a packet needs none, because its flag travels with its data.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from llvmlite import ir
+from numba import cuda, types
+from numba.cuda import extending
+
+from shmemar.device import memory, words
+from shmemar.device.lowering import U32, U64, instruction, lower_words
+from shmemar.device.registry import Compiler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["install"]
+
+_TYPES = {
+    "r": (U32, ir.IntType(32)),
+    "l": (U64, ir.IntType(64)),
+    "f": (types.float32, ir.FloatType()),
+    "d": (types.float64, ir.DoubleType()),
+}
+
+
+@cache
+def install() -> Compiler:
+    """Register the lowerings and every device function with numba-cuda."""
+    compiler = Compiler("cuda", extending, (types.NamedTuple, types.NamedUniTuple))
+    lower_words(compiler)
+    _lower_memory(compiler)
+    _lower_arrays(compiler)
+    _lower_arithmetic(compiler)
+    compiler.install()
+    return compiler
+
+
+def _ptx(
+    compiler: Compiler, text: str, operands: str = "", results: str = "", *, pure: bool = False
+) -> Callable[..., Any]:
+    """Make an intrinsic of one instruction.
+
+    Args:
+        compiler: Whose intrinsic it is.
+        text: The instruction.
+        operands: A constraint letter each: r, l, f, d.
+        results: Likewise.
+        pure: True where nothing but the operands decides the result.
+    """
+    operand_types = tuple(_TYPES[letter][0] for letter in operands)
+    result_types = [_TYPES[letter] for letter in results]
+    if not results:
+        result, llvm = types.void, ir.VoidType()
+    elif len(results) == 1:
+        result, llvm = result_types[0]
+    else:
+        result = types.UniTuple(result_types[0][0], len(results))
+        llvm = ir.LiteralStructType([item for _, item in result_types])
+    constraints = ",".join(
+        [*(f"={c}" for c in results), *operands, *(() if pure else ("~{memory}",))]
+    )
+    function = ir.FunctionType(llvm, [_TYPES[letter][1] for letter in operands])
+
+    def emit(builder: Any, *args: Any) -> Any:
+        assembly = ir.InlineAsm(function, text, constraints, side_effect=not pure)
+        value = builder.call(assembly, args)
+        if not results:
+            return None
+        if len(results) == 1:
+            return value
+        return [builder.extract_value(value, i) for i in range(len(results))]
+
+    return instruction(compiler, result, operand_types, emit)
+
+
+def _lower_memory(compiler: Compiler) -> None:
+    ld_b32 = _ptx(compiler, "ld.global.b32 $0, [$1];", "l", "r")
+    ld_v2 = _ptx(compiler, "ld.global.v2.b32 {$0, $1}, [$2];", "l", "rr")
+    st_b32 = _ptx(compiler, "st.global.b32 [$0], $1;", "lr")
+    st_v2 = _ptx(compiler, "st.global.v2.b32 [$0], {$1, $2};", "lrr")
+    ld_sys = _ptx(compiler, "ld.relaxed.sys.global.b32 $0, [$1];", "l", "r")
+    st_sys = _ptx(compiler, "st.relaxed.sys.global.b32 [$0], $1;", "lr")
+    ld_sys_v4 = _ptx(compiler, "ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];", "l", "rrrr")
+    st_sys_v4 = _ptx(compiler, "st.relaxed.sys.global.v4.b32 [$0], {$1, $2, $3, $4};", "lrrrr")
+    exch_sys = _ptx(compiler, "atom.relaxed.sys.global.exch.b32 $0, [$1], $2;", "lr", "r")
+    fence_sys = _ptx(compiler, "fence.acq_rel.sys;")
+    globaltimer = _ptx(compiler, "mov.u64 $0, %globaltimer;", "", "l")
+
+    lower = compiler.lower
+    lower(memory.ld_b32)(lambda address: lambda address: ld_b32(address))
+    lower(memory.ld_v2_b32)(lambda address: lambda address: ld_v2(address))
+    lower(memory.st_b32)(lambda address, word: lambda address, word: st_b32(address, word))
+    lower(memory.st_v2_b32)(
+        lambda address, first, second: lambda address, first, second: st_v2(address, first, second)
+    )
+    lower(memory.ld_relaxed_sys_b32)(lambda address: lambda address: ld_sys(address))
+    lower(memory.st_relaxed_sys_b32)(
+        lambda address, word: lambda address, word: st_sys(address, word)
+    )
+    lower(memory.ld_relaxed_sys_v4_b32)(lambda address: lambda address: ld_sys_v4(address))
+    lower(memory.st_relaxed_sys_v4_b32)(
+        lambda address, first, second, third, fourth: (
+            lambda address, first, second, third, fourth: st_sys_v4(
+                address, first, second, third, fourth
+            )
+        )
+    )
+    lower(memory.exch_relaxed_sys_b32)(
+        lambda address, word: lambda address, word: exch_sys(address, word)
+    )
+    lower(memory.fence_acq_rel_sys)(lambda: lambda: fence_sys())
+    lower(memory.globaltimer_ns)(lambda: lambda: globaltimer())
+    lower(memory.relax)(lambda: lambda: None)
+
+
+def _lower_arrays(compiler: Compiler) -> None:
+    def word_array(length: types.Type) -> Callable[..., Any] | None:
+        if not isinstance(length, types.IntegerLiteral):
+            return None
+        constant = length.literal_value
+        return lambda length: cuda.local.array(constant, U32)
+
+    compiler.lower(words.word_array, prefer_literal=True, inline="always")(word_array)
+
+
+def _lower_arithmetic(compiler: Compiler) -> None:
+    mul_f32 = _ptx(compiler, "mul.rn.f32 $0, $1, $2;", "ff", "f", pure=True)
+    mul_f64 = _ptx(compiler, "mul.rn.f64 $0, $1, $2;", "dd", "d", pure=True)
+
+    def mul_rn(left: Any, right: Any) -> Callable[..., Any] | None:
+        if left == types.float32 and right == types.float32:
+            return lambda left, right: mul_f32(left, right)
+        if left == types.float64 and right == types.float64:
+            return lambda left, right: mul_f64(left, right)
+        return None
+
+    compiler.lower(words.mul_rn)(mul_rn)

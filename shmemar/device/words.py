@@ -1,0 +1,103 @@
+"""Primitives on registers: casts, bit patterns, and small per-thread arrays.
+
+Every cast is spelled out, because an unsigned 64-bit integer that meets a signed one becomes a
+float64 in numba and in numpy. In the Python bodies unsigned words are plain integers.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+__all__ = [
+    "Packet",
+    "Payload",
+    "f32_from_word",
+    "f64_from_words",
+    "i64_from_word",
+    "i64_from_words",
+    "mul_rn",
+    "u32",
+    "u64",
+    "word_array",
+    "word_from_f32",
+    "word_from_i64",
+    "words_from_f64",
+    "words_from_i64",
+]
+
+Payload: TypeAlias = tuple[int, int]
+"""The two data words of a packet, low word first."""
+
+Packet: TypeAlias = tuple[int, int, int, int]
+
+Float = TypeVar("Float", np.float32, np.float64)
+
+_MASK32 = 0xFFFFFFFF
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+
+
+def u32(value: int) -> int:
+    """Wrap to an unsigned 32-bit integer."""
+    return int(value) & _MASK32
+
+
+def u64(value: int) -> int:
+    """Wrap to an unsigned 64-bit integer."""
+    return int(value) & _MASK64
+
+
+def word_array(length: int) -> list[int]:
+    """Make an array of words in registers; `length` is a compile-time constant."""
+    return [0] * length
+
+
+def f32_from_word(word: int) -> np.float32:
+    """Reinterpret a word as a float32."""
+    return np.uint32(word).view(np.float32)
+
+
+def word_from_f32(value: np.float32) -> int:
+    """Reinterpret a float32 as a word."""
+    return int(np.float32(value).view(np.uint32))
+
+
+def f64_from_words(low: int, high: int) -> np.float64:
+    """Reinterpret two words as a float64."""
+    return np.uint64(high << 32 | low).view(np.float64)
+
+
+def words_from_f64(value: np.float64) -> Payload:
+    """Reinterpret a float64 as two words."""
+    bits = int(np.float64(value).view(np.uint64))
+    return bits & _MASK32, bits >> 32
+
+
+def i64_from_word(word: int) -> int:
+    """Sign-extend a word, the bits of an int32, to 64 bits."""
+    return word - (word >> 31 << 32)
+
+
+def word_from_i64(value: int) -> int:
+    """Keep the low word of a 64-bit integer."""
+    return value & _MASK32
+
+
+def i64_from_words(low: int, high: int) -> int:
+    """Join two words to a signed 64-bit integer."""
+    bits = high << 32 | low
+    return bits - (bits >> 63 << 64)
+
+
+def words_from_i64(value: int) -> Payload:
+    """Split a 64-bit integer into two words, wrapping."""
+    return value & _MASK32, value >> 32 & _MASK32
+
+
+def mul_rn(left: Float, right: Float) -> Float:
+    """Multiply two floats of one type, round to nearest, and never fuse with an addition.
+
+    A compiler that is free to fuse may do so on one rank and not on another.
+    """
+    return left * right

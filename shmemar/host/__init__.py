@@ -1,0 +1,1 @@
+"""What runs around a kernel: start-up, memory, launch, and the communicator that users hold."""

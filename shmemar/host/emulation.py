@@ -1,0 +1,190 @@
+"""The emulated runtime: kernels compiled by numba for the CPU, one process a rank.
+
+Threads of a rank run one after another, in the same order on every rank. That is enough for kernels
+whose waits are for the same thread index on the peers; a kernel that waits for other threads of its
+own rank would need them to run at once.
+
+Its times are those of processes taking turns on a CPU and say nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+import shmemar
+from shmemar.errors import ArgumentError, BackendUnavailableError
+from shmemar.host.shared_memory import SharedMemory
+from shmemar.spec import Backend
+
+if TYPE_CHECKING:
+    from shmemar.host.bootstrap import Bootstrap
+    from shmemar.host.runtime import CompiledKernel, Memory
+    from shmemar.layout import Grid, LLLayout
+    from shmemar.spec import KernelSpec
+
+__all__ = ["EmulatedRuntime"]
+
+
+@dataclass(frozen=True)
+class _PrivateMemory:
+    array: np.ndarray[Any, np.dtype[np.uint8]]
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    @cached_property
+    def addresses(self) -> tuple[int, ...]:
+        return (self.array.__array_interface__["data"][0],)
+
+    def free(self) -> None:
+        """Nothing to do: the array goes with its last reference."""
+
+
+class EmulatedRuntime:
+    """Ranks are processes of one host that share memory; kernels run on its CPU.
+
+    Collective, as are `allocate_symmetric` and `compile`.
+
+    Raises:
+        BackendUnavailableError: The ranks are on different hosts.
+    """
+
+    backend = Backend.EMULATED
+    is_synchronous = True
+
+    def __init__(self, bootstrap: Bootstrap, timeout_s: float) -> None:
+        """Check that the ranks share memory.
+
+        Args:
+            bootstrap: The ranks.
+            timeout_s: Deadline for a peer's kernel to be compiled; 0 for none.
+        """
+        self._bootstrap = bootstrap
+        self._timeout_s = timeout_s
+        self._kernels: dict[tuple[KernelSpec, LLLayout], CompiledKernel] = {}
+        if not bootstrap.shares_memory():
+            raise BackendUnavailableError(
+                "the emulated backend needs all ranks on one host, as they share memory; they are "
+                f"on {', '.join(sorted(set(bootstrap.hosts())))}. Start them on one host."
+            )
+
+    def allocate_symmetric(self, nbytes: int) -> Memory:
+        """Allocate shared memory. Collective."""
+        return SharedMemory(self._bootstrap, nbytes)
+
+    def allocate_private(self, nbytes: int) -> Memory:
+        """Allocate memory of this process."""
+        return _PrivateMemory(np.zeros(nbytes, np.uint8))
+
+    def read_private(self, memory: Memory) -> bytes:
+        """Copy private memory."""
+        return cast("_PrivateMemory", memory).array.tobytes()
+
+    def compile(self, spec: KernelSpec, layout: LLLayout) -> CompiledKernel:
+        """Compile with njit, or load from numba's cache on disk. Collective.
+
+        Rank 0 goes first and fills the cache, so that the others need not compile.
+        """
+        key = spec, layout
+        if key not in self._kernels:
+            doing = f"compile {spec.name}"
+            if self._bootstrap.rank == 0:
+                self._kernels[key] = _compile(spec, layout)
+            self._bootstrap.allgather_within(None, self._timeout_s, doing)
+            if self._bootstrap.rank != 0:
+                self._kernels[key] = _compile(spec, layout)
+            self._bootstrap.allgather_within(None, self._timeout_s, doing)
+        return self._kernels[key]
+
+    def launch(
+        self, kernel: CompiledKernel, grid: Grid, arguments: tuple[Any, ...], stream: Any
+    ) -> None:
+        """Run the kernel to its end."""
+        kernel(*arguments, grid.nthreads, grid.block_threads)
+
+    def check_stream(self, stream: Any) -> None:
+        """Refuse any stream: calls run to their end."""
+        if stream is not None:
+            raise ArgumentError(
+                f"stream is {stream!r}; expected None, because the emulated backend runs every "
+                "call to its end on the CPU."
+            )
+
+
+@cache
+def _compile(spec: KernelSpec, layout: LLLayout) -> CompiledKernel:
+    from numba import njit, types
+
+    from shmemar.device import kernels, native
+    from shmemar.device.registry import device
+
+    native.install()
+    body = device(kernels.build(spec, layout))
+
+    def entry(
+        peers: tuple[int, ...],
+        source: int,
+        destination: int,
+        ncomponents: int,
+        epochs: int,
+        broken: int,
+        record: int,
+        timeout_ns: int,
+        rank: int,
+        nthreads: int,
+        block_threads: int,
+    ) -> None:
+        for thread in range(nthreads):
+            body(
+                peers,
+                source,
+                destination,
+                ncomponents,
+                epochs,
+                broken,
+                record,
+                timeout_ns,
+                rank,
+                thread,
+                nthreads,
+                block_threads,
+            )
+
+    # numba keeps one index of compiled code for a qualified name, which two processes must not
+    # write for different code at once, and sees no edits outside of this file: the name says all.
+    entry.__qualname__ = f"{spec.name}_{layout.nslots}_{_source_digest()}"
+    address, index = types.uint64, types.int64
+    signature = types.void(
+        types.UniTuple(address, spec.nranks),
+        address,  # source
+        address,  # destination
+        index,  # ncomponents
+        address,  # epochs
+        address,  # broken
+        address,  # record
+        types.uint64,  # timeout_ns
+        index,  # rank
+        index,  # nthreads
+        index,  # block_threads
+    )
+    return njit(signature, cache=True, nogil=True)(entry)
+
+
+@cache
+def _source_digest() -> str:
+    """Digest of everything that decides what `_compile` makes."""
+    digest = hashlib.sha256()
+    for distribution in ("numba", "llvmlite", "numpy"):
+        digest.update(version(distribution).encode())
+    root = Path(shmemar.__file__).parent
+    for path in sorted([*root.glob("*.py"), *root.glob("device/**/*.py"), Path(__file__)]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

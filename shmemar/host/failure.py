@@ -1,0 +1,35 @@
+"""Failure records, read on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmemar.errors import CollectiveTimeoutError
+from shmemar.host.bootstrap import name_ranks
+from shmemar.layout import FAILURE_DTYPE, ControlLayout
+from shmemar.spec import KernelSpec
+
+__all__ = ["failure_from"]
+
+
+def failure_from(
+    control: bytes, layout: ControlLayout, timeout_s: float
+) -> CollectiveTimeoutError | None:
+    """Return the error that a rank's control memory tells of, or None when it tells of none."""
+    record: Any = np.frombuffer(control, FAILURE_DTYPE, count=1, offset=layout.record_offset)[0]
+    if not record["valid"]:
+        return None
+    bits = int(record["missing_hi"]) << 32 | int(record["missing_lo"])
+    missing = tuple(rank for rank in range(bits.bit_length()) if bits >> rank & 1)
+    block, thread = divmod(int(record["thread"]), int(record["block_threads"]))
+    message = (
+        f"rank {record['rank']} waited more than {timeout_s:g} s for {name_ranks(missing)} in "
+        f"{KernelSpec.from_code(int(record['kernel'])).name}: block {block}, thread {thread}, "
+        f"slot {record['slot']}, epoch {record['epoch']}, expected {record['expected']:#x} from "
+        f"rank {record['peer']}, saw {record['seen']:#x}. It failed, is in another call, called "
+        "with other arguments (SHMEMAR_CHECK=1 compares them), or is slower than the deadline "
+        "(SHMEMAR_TIMEOUT_S). The communicator is broken: close it."
+    )
+    return CollectiveTimeoutError(message, rank=int(record["rank"]), missing=missing)

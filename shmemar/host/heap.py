@@ -1,0 +1,62 @@
+"""Symmetric memory: allocated and freed by all ranks together, never by a destructor."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from shmemar.errors import MismatchError
+
+if TYPE_CHECKING:
+    from shmemar.host.bootstrap import Bootstrap
+    from shmemar.host.runtime import Memory, Runtime
+
+__all__ = ["SymmetricHeap"]
+
+logger = logging.getLogger(__name__)
+
+
+class SymmetricHeap:
+    """Allocations of the same size at every rank, freed in reverse order of allocation."""
+
+    def __init__(self, runtime: Runtime, bootstrap: Bootstrap) -> None:
+        self._runtime = runtime
+        self._bootstrap = bootstrap
+        self._live: list[Memory] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated on each rank."""
+        return sum(memory.nbytes for memory in self._live)
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Allocate zeros on every rank. Collective.
+
+        Raises:
+            MismatchError: The ranks asked for different sizes.
+        """
+        sizes = self._bootstrap.allgather(nbytes)
+        if len(set(sizes)) > 1:
+            listed = ", ".join(f"rank {rank} {size}" for rank, size in enumerate(sizes))
+            raise MismatchError(
+                f"a symmetric allocation must have the same bytes on all ranks; got {listed}."
+            )
+        memory = self._runtime.allocate_symmetric(nbytes)
+        self._live.append(memory)
+        return memory
+
+    def free(self, memory: Memory) -> None:
+        """Free one allocation. Collective."""
+        self._live.remove(memory)
+        memory.free()
+
+    def close(self) -> None:
+        """Free what is left. Collective."""
+        while self._live:
+            self.free(self._live[-1])
+
+    def abandon(self) -> None:
+        """Forget what is left without freeing it, because a peer can't take part."""
+        if self._live:
+            logger.debug("%d bytes of symmetric memory stay allocated", self.nbytes)
+        self._live.clear()

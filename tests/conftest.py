@@ -1,0 +1,36 @@
+"""Options of the test suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+DISTRIBUTED = Path(__file__).parent / "distributed"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("shmemar")
+    group.addoption(
+        "--distributed",
+        action="store_true",
+        help="collect tests/distributed; for processes that mpirun started",
+    )
+    group.addoption(
+        "--random-calls",
+        type=int,
+        default=1000,
+        help="calls in the random sequence of tests/distributed (default: 1000)",
+    )
+    group.addoption(
+        "--ranks",
+        default="1,2,3,4",
+        help="numbers of ranks that tests/test_mpirun.py starts (default: 1,2,3,4)",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave tests/distributed to processes that mpirun started."""
+    if DISTRIBUTED in (collection_path, *collection_path.parents):
+        return None if config.getoption("--distributed") else True
+    return None

@@ -1,0 +1,39 @@
+"""What tests under mpirun share. Every rank runs every test; a verdict is one for all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from mpi4py import MPI
+
+import shmemar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="session")
+def world() -> MPI.Intracomm:
+    return MPI.COMM_WORLD
+
+
+@pytest.fixture(scope="session")
+def comm(world: MPI.Intracomm) -> Iterator[shmemar.Communicator]:
+    """A communicator of all ranks, for tests that leave it whole."""
+    with shmemar.init(world, backend="emulated") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def small(world: MPI.Intracomm) -> Iterator[shmemar.Communicator]:
+    """A communicator whose scratch holds one block, so that little data takes many passes."""
+    one_block = 2 * world.size * 256 * 16
+    with shmemar.init(world, backend="emulated", scratch_nbytes=one_block) as made:
+        yield made
+
+
+@pytest.fixture
+def agree(world: MPI.Intracomm) -> Callable[[Any], list[Any]]:
+    """Gather a verdict of every rank, so that all ranks fail together."""
+    return world.allgather

@@ -1,0 +1,87 @@
+"""Making, closing and abandoning communicators."""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import shmemar
+from shmemar.host.bootstrap import Bootstrap
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+ONES = np.ones(8, np.float32)
+
+
+def test_a_closed_communicator_refuses_calls(world: MPI.Intracomm) -> None:
+    comm = shmemar.init(world, backend="emulated")
+    comm.allreduce(ONES)
+    comm.close()
+    comm.close()
+    with pytest.raises(shmemar.ClosedError, match=r"closed; make a new one with shmemar\.init"):
+        comm.allreduce(ONES)
+    with pytest.raises(shmemar.ClosedError):
+        comm.check()
+    assert "closed" in repr(comm)
+
+
+def test_check_says_nothing_of_a_whole_communicator(comm: shmemar.Communicator) -> None:
+    comm.check()
+    assert repr(comm) == f"<shmemar.Communicator rank {comm.rank} of {comm.size}, emulated>"
+
+
+def test_many_communicators_leave_nothing_behind(world: MPI.Intracomm, agree: Any) -> None:
+    def cycle() -> None:
+        with shmemar.init(world, backend="emulated") as comm:
+            comm.allreduce(ONES)
+
+    def held() -> tuple[int, int]:
+        mapped = Path("/proc/self/maps").read_text().count("shmemar-")
+        return mapped, len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    for _ in range(3):
+        cycle()
+    before = held()
+    for _ in range(30):
+        cycle()
+    assert agree(held() == before) == [True] * world.size
+
+
+def test_shared_memory_has_no_name_once_mapped(comm: shmemar.Communicator, agree: Any) -> None:
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "shmemar-" in line]
+    assert agree(len(maps) >= comm.size) == [True] * comm.size
+    assert agree(all(line.endswith("(deleted)") for line in maps)) == [True] * comm.size
+
+
+def test_an_exception_in_the_body_abandons_the_communicator(world: MPI.Intracomm) -> None:
+    with pytest.raises(KeyError), shmemar.init(world, backend="emulated") as comm:
+        raise KeyError("the body's own")
+    with pytest.raises(shmemar.ClosedError):
+        comm.allreduce(ONES)
+
+
+def test_closing_after_mpi_has_ended_is_not_collective(
+    world: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm = shmemar.init(world, backend="emulated")
+    monkeypatch.setattr(Bootstrap, "is_alive", False)
+    monkeypatch.setattr(Bootstrap, "allgather_within", None)
+    comm.close()
+    with pytest.raises(shmemar.ClosedError):
+        comm.check()
+
+
+def test_a_forgotten_communicator_warns_and_frees_nothing(world: MPI.Intracomm) -> None:
+    comm = shmemar.init(world, backend="emulated")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        del comm
+        gc.collect()
+    assert any("was not closed" in str(warning.message) for warning in caught)

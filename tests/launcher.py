@@ -1,0 +1,59 @@
+"""Starts programs under mpirun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parent.parent
+
+
+def mpirun_command(nranks: int, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+    """The command line that runs this Python with `arguments` on `nranks` ranks."""
+    mpirun = shutil.which(
+        "mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
+    assert mpirun, "there is no mpirun; the package's dependencies bring one"
+    return [
+        mpirun,
+        "--allow-run-as-root",
+        "--oversubscribe",
+        *options,
+        "-n",
+        str(nranks),
+        sys.executable,
+        *arguments,
+    ]
+
+
+def clean_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without variables of shmemar's, and with `variables`."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SHMEMAR_")}
+    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(variables or {})}
+
+
+def mpirun(
+    nranks: int,
+    *arguments: str,
+    timeout_s: float,
+    variables: Mapping[str, str] | None = None,
+    options: tuple[str, ...] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Run this Python with `arguments` on `nranks` ranks; both outputs come as ``stdout``."""
+    return subprocess.run(
+        mpirun_command(nranks, *arguments, options=options),
+        env=clean_environment(variables),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )

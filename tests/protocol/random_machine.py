@@ -1,0 +1,221 @@
+"""Runs kernels as plain Python, all ranks in one process, under a seeded hostile schedule.
+
+Each thread is a greenlet, and every operation of the machine lets another run. Stores wait in a
+list and become visible one 8-byte piece at a time, in any order except that of one thread to one
+address; a packet is therefore seen torn in half. A thread sees its own stores. A rank's call starts
+when its call before it has ended and all its stores are visible, as at a kernel boundary.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from greenlet import getcurrent, greenlet
+
+from shmemar.device.interpreter import Order, running
+from shmemar.device.kernels import build
+from shmemar.host.exact import exact_input, exact_result
+from shmemar.layout import ControlLayout, LLLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shmemar.spec import KernelSpec
+
+CONTROL = ControlLayout()
+
+
+class StuckError(Exception):
+    """The schedule reached its step limit: nobody gets on."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One all-reduce, as every rank makes it."""
+
+    spec: KernelSpec
+    count: int
+    nthreads: int
+
+
+@dataclass
+class _Store:
+    thread: object
+    rank: int
+    address: int
+    words: tuple[int, ...]
+
+
+@dataclass
+class RandomMachine:
+    """Memory of all ranks and a schedule drawn from `seed`."""
+
+    seed: int
+    words: dict[int, int] = field(default_factory=dict)
+    pending: list[_Store] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.rank_of: dict[object, int] = {}
+        self.scheduler: Any = getcurrent()
+
+    def load(self, address: int, nwords: int, order: Order) -> tuple[int, ...]:
+        return tuple(
+            word
+            for start in range(0, nwords, 2)
+            for word in self._piece(address + 4 * start, min(2, nwords - start))
+        )
+
+    def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        thread = getcurrent()
+        for start in range(0, len(words), 2):
+            piece = words[start : start + 2]
+            self.pending.append(_Store(thread, self.rank_of[thread], address + 4 * start, piece))
+        self._switch()
+
+    def exchange(self, address: int, word: int) -> int:
+        self._switch()
+        before = self.words.get(address, 0)
+        self.words[address] = word
+        return before
+
+    def fence(self) -> None:
+        self.drain(lambda store: store.thread is getcurrent())
+        self._switch()
+
+    def relax(self) -> None:
+        self._switch()
+
+    def clock_ns(self) -> int:
+        return 0
+
+    def drain(self, which: Callable[[_Store], bool]) -> None:
+        """Make stores visible, in the order they were made."""
+        for store in [store for store in self.pending if which(store)]:
+            self._perform(store)
+
+    def run(self, ranks: list[Iterator[list[Callable[[], None]]]], limit: int = 50_000) -> None:
+        """Run each rank's calls one after another; a call is a list of threads."""
+        live: dict[int, list[Any]] = {rank: [] for rank in range(len(ranks))}
+        for _ in range(limit):
+            for rank in [rank for rank, threads in live.items() if not threads]:
+                self.drain(lambda store, rank=rank: store.rank == rank)  # type: ignore[misc]
+                live[rank] = [greenlet(body) for body in next(ranks[rank], [])]
+                self.rank_of.update(dict.fromkeys(live[rank], rank))
+                if not live[rank]:
+                    del live[rank]
+            if not live:
+                return
+            if self.pending and self.random.random() < 0.5:
+                self._perform(self._oldest_like(self.random.choice(self.pending)))
+                continue
+            rank = self.random.choice(list(live))
+            thread = self.random.choice(live[rank])
+            thread.switch()
+            if thread.dead:
+                live[rank].remove(thread)
+        raise StuckError(f"seed {self.seed}: no end after {limit} steps")
+
+    def _piece(self, address: int, nwords: int) -> Iterator[int]:
+        self._switch()
+        # Both words of a piece are read at one moment.
+        words = [self.words.get(address + 4 * i, 0) for i in range(nwords)]
+        thread = getcurrent()
+        for store in self.pending:
+            if store.thread is thread:
+                for i, word in enumerate(store.words):
+                    if 0 <= store.address + 4 * i - address < 4 * nwords:
+                        words[(store.address - address) // 4 + i] = word
+        yield from words
+
+    def _oldest_like(self, store: _Store) -> _Store:
+        return next(
+            other
+            for other in self.pending
+            if other.thread is store.thread and other.address == store.address
+        )
+
+    def _perform(self, store: _Store) -> None:
+        self.pending = [other for other in self.pending if other is not store]
+        for i, word in enumerate(store.words):
+            self.words[store.address + 4 * i] = word
+
+    def _switch(self) -> None:
+        self.scheduler.switch()
+
+
+def wrong_calls(
+    calls: list[Call], layout: LLLayout, seed: int, *, first_epoch: int = 0
+) -> list[tuple[int, int]]:
+    """Run a sequence of calls on all ranks; return (call, rank) of each wrong result.
+
+    Raises:
+        StuckError: The ranks wait for one another for ever.
+    """
+    machine = RandomMachine(seed)
+    nranks = layout.nranks
+    bases = [(rank + 1) << 40 for rank in range(nranks)]
+    epochs, control, arrays = 1 << 32, 2 << 32, 3 << 32
+    outputs: dict[tuple[int, int], int] = {}
+    for base in bases:
+        for slot in range(layout.nslots):
+            machine.words[base + epochs + 4 * slot] = first_epoch
+
+    def calls_of(rank: int) -> Iterator[list[Callable[[], None]]]:
+        base = bases[rank]
+        at = base + arrays
+        for number, call in enumerate(calls):
+            dtype = call.spec.dtype
+            data = exact_input(dtype, call.spec.op, call.count, rank=rank, call=number)
+            source, destination = at, at + data.nbytes + 4 * (number % 3)
+            destination += -destination % dtype.component_nbytes
+            at = destination + data.nbytes + 8
+            at += -at % dtype.component_nbytes
+            outputs[number, rank] = destination
+            for i, word in enumerate(data.view(np.uint32)):
+                machine.words[source + 4 * i] = int(word)
+            body = build(call.spec, layout)
+
+            def thread(
+                index: int,
+                body: Any = body,
+                call: Call = call,
+                source: int = source,
+                destination: int = destination,
+            ) -> None:
+                body(
+                    tuple(bases),
+                    source,
+                    destination,
+                    call.count * call.spec.dtype.components,
+                    base + epochs,
+                    base + control + CONTROL.broken_offset,
+                    base + control + CONTROL.record_offset,
+                    0,
+                    rank,
+                    index,
+                    call.nthreads,
+                    call.nthreads,
+                )
+
+            yield [lambda index=index: thread(index) for index in range(call.nthreads)]  # type: ignore[misc]
+
+    with running(machine), np.errstate(over="ignore"):
+        machine.run([calls_of(rank) for rank in range(nranks)])
+        machine.drain(lambda _: True)
+
+    wrong = []
+    for (number, rank), address in outputs.items():
+        call = calls[number]
+        expected = exact_result(
+            call.spec.dtype, call.spec.op, call.count, nranks=nranks, call=number
+        )
+        nwords = expected.nbytes // 4
+        got = np.array([machine.words.get(address + 4 * i, 0) for i in range(nwords)], np.uint32)
+        beyond = machine.words.get(address + 4 * nwords)
+        if not np.array_equal(got.view(expected.dtype), expected) or beyond is not None:
+            wrong.append((number, rank))
+    return sorted(wrong)

@@ -1,0 +1,64 @@
+"""What the compiled kernels hold: every variant for sm_90, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
+from shmemar.host.launch import compile_ptx
+from shmemar.layout import DEFAULT_SCRATCH_NBYTES, LLLayout
+from shmemar.spec import Kernel, KernelSpec, Protocol
+from tests.ptx.assembler import Assembly, assemble
+
+REGISTERS = {2: 40, 4: 48, 8: 64}
+"""Budget by number of ranks: at 64, two blocks of 512 threads fit a multiprocessor."""
+
+# Every type and operator at 4 ranks, and every number of ranks and every rank for float32 sums.
+VARIANTS = [
+    *((name, op, 4, 1) for name, dtype in DTYPES.items() for op in supported_ops(dtype)),
+    *(("float32", ReduceOp.SUM, n, rank) for n in (1, 2, 3, 8) for rank in range(n)),
+    *(("complex128", ReduceOp.PROD, n, 0) for n in (2, 8)),
+]
+
+
+def compiled(name: str, op: ReduceOp, nranks: int, rank: int) -> Assembly:
+    spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES[name], op, nranks)
+    layout = LLLayout.fit(nranks, DEFAULT_SCRATCH_NBYTES)
+    return assemble(compile_ptx(spec, layout, rank=rank, compute_capability=(9, 0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "nranks", "rank"),
+    VARIANTS,
+    ids=[f"{name}-{op.value}-{n}ranks-rank{rank}" for name, op, n, rank in VARIANTS],
+)
+def test_kernel_keeps_its_machine_code_contract(
+    name: str, op: ReduceOp, nranks: int, rank: int
+) -> None:
+    assembly = compiled(name, op, nranks, rank)
+    packets = 2 if (name, op) == ("complex128", ReduceOp.PROD) else 1
+    assert assembly.count("st.relaxed.sys.global.v4.b32") == (nranks - 1) * packets
+    assert assembly.count("ld.relaxed.sys.global.v4.b32") == (nranks - 1) * packets
+    assert assembly.count("call") == 0
+    assert ".local" not in assembly.ptx
+    assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
+    wide = 1.5 if packets == 2 else 1
+    assert assembly.registers <= REGISTERS.get(nranks, 48) * wide
+    # Ranks must round alike, so nothing may fuse a multiplication with an addition.
+    assert assembly.count("fma") == 0
+    assert all("mul.rn.f" in line for line in assembly.lines("mul") if ".f32" in line)
+
+
+def test_no_fence_is_on_the_way_of_a_packet() -> None:
+    assembly = compiled("float32", ReduceOp.SUM, 4, 0)
+    # The one fence orders the failure record, behind the exchange that claims it.
+    text = assembly.ptx
+    assert assembly.count("fence") == 1
+    assert text.index("atom.relaxed.sys.global.exch") < text.index("fence.acq_rel.sys")
+    assert assembly.count("bar.sync") == 0
+
+
+def test_input_is_loaded_before_the_epoch() -> None:
+    text = compiled("float32", ReduceOp.SUM, 4, 0).ptx
+    epoch = text.index("ld.global.b32", text.index("ld.global.v2.b32"))
+    assert text.index("ld.global.v2.b32") < epoch < text.index("st.relaxed.sys.global.v4.b32")

@@ -1,0 +1,156 @@
+"""Everything that needs more than one process, started under mpirun."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+import shmemar
+from tests.launcher import ROOT, mpirun
+
+SWEEP = ("-m", "shmemar", "allreduce", "--backend", "emulated")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "nranks" in metafunc.fixturenames:
+        chosen = [int(text) for text in metafunc.config.getoption("--ranks").split(",")]
+        metafunc.parametrize("nranks", chosen)
+
+
+def test_the_distributed_suite_passes(nranks: int, request: pytest.FixtureRequest) -> None:
+    ncalls = request.config.getoption("--random-calls")
+    suite = ("-m", "pytest", "--distributed", f"--random-calls={ncalls}", "tests/distributed")
+    done = mpirun(
+        nranks,
+        *suite,
+        *("-q", "-p", "no:cacheprovider", "--color=no", "--maxfail=3"),
+        timeout_s=900,
+        variables={"SHMEMAR_TIMEOUT_S": "30"},
+        options=("--output", "tag"),
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]
+    passed = re.findall(r"(\d+) passed", done.stdout)
+    assert len(passed) == nranks
+    assert min(map(int, passed)) > 100
+
+
+@pytest.mark.parametrize(
+    ("signal", "options"), [("SIGSTOP", ()), ("SIGKILL", ("--continuous",))], ids=["stop", "kill"]
+)
+def test_a_lost_rank_is_named_within_the_deadline_and_the_others_exit(
+    signal: str, options: tuple[str, ...]
+) -> None:
+    done = mpirun(
+        3,
+        "tests/programs/lose_rank.py",
+        signal,
+        timeout_s=100,
+        variables={"SHMEMAR_TIMEOUT_S": "3"},
+        options=options,
+    )
+    assert done.returncode != 0
+    caught = re.findall(
+        r"CAUGHT rank (\d) call 50 missing \(2,\) after (\d+\.\d) s: rank \d waited more than 3 s "
+        r"for rank 2 in one_shot_ll_float32_sum_3: block \d+, thread \d+, slot \d+, epoch \d+, "
+        r"expected 0x[0-9a-f]+ from rank 2, saw 0x[0-9a-f]+\.",
+        done.stdout,
+    )
+    assert sorted(rank for rank, _ in caught) == ["0", "1"], done.stdout
+    assert all(3 <= float(waited) < 6 for _, waited in caught), done.stdout
+    assert sorted(re.findall(r"STILL BROKEN rank (\d)", done.stdout)) == ["0", "1"]
+
+
+def test_a_stopped_job_leaves_no_process_behind() -> None:
+    started = time.time()
+    mpirun(
+        2,
+        *("tests/programs/lose_rank.py", "SIGSTOP"),
+        timeout_s=100,
+        variables={"SHMEMAR_TIMEOUT_S": "1"},
+    )
+    left = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and entry.stat().st_mtime >= started - 1:
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"lose_rank.py" in command:
+                left.append(entry.name)
+    assert left == []
+
+
+def test_the_main_job_prints_a_checked_table() -> None:
+    done = mpirun(4, *SWEEP, "-b", "4", "-e", "4K", "-n", "5", timeout_s=200)
+    assert done.returncode == 0, done.stdout
+    assert "# Times are CPU times of an emulation" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if re.match(r" +\d", line)]
+    assert [int(row[0]) for row in rows] == [4 << k for k in range(11)]
+    assert {tuple(row[2:5]) for row in rows} == {("float32", "sum", "one_shot/ll")}
+    assert all(float(row[5]) > 0 for row in rows)
+    assert {row[6] for row in rows} == {"0"}
+    assert done.stdout.rstrip().endswith("# all results right")
+
+
+@pytest.mark.parametrize("dtype", ["int64", "complex64"])
+def test_the_main_job_takes_types_operators_and_in_place(dtype: str) -> None:
+    sizes = ("-b", "8", "-e", "1K", "-f", "4", "-n", "2", "-w", "0")
+    done = mpirun(2, *SWEEP, "-d", dtype, "-o", "prod", "--in-place", *sizes, timeout_s=200)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(f"{dtype}  prod") == 4
+
+
+def test_the_main_job_counts_a_planted_wrong_element_and_fails() -> None:
+    done = mpirun(2, "tests/programs/plant_wrong.py", timeout_s=200)
+    assert done.returncode == 1, done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if re.match(r" +\d", line)]
+    # Three calls with one wrong element each, and one mismatch between the ranks' bits.
+    assert [(row[0], row[6]) for row in rows] == [("8", "0"), ("16", "4"), ("32", "0")]
+    assert "# 4 wrong" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-b", "x"), "size is 'x'; expected bytes such as 8, 64K or 1M"),
+        (("-b", "8", "-e", "4"), "sizes are 8 to 4 bytes; expected"),
+        (("-f", "1"), "factor is 1; expected 2 or more"),
+        (("-n", "0"), "calls is 0; expected 1 or more"),
+        (("-d", "complex64", "-o", "max"), "op is 'max', which complex64 does not define"),
+        (("--backend", "nvshmem"), "backend is 'nvshmem'"),
+    ],
+)
+def test_wrong_arguments_of_the_main_job_are_one_line(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    done = mpirun(1, *SWEEP, *arguments, timeout_s=60)
+    assert done.returncode == 2
+    assert message in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_readmes_program_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    programs = [block for block in blocks if block.startswith("from mpi4py import MPI")]
+    assert len(programs) == 1
+    program = tmp_path / "app.py"
+    program.write_text(programs[0])
+    done = mpirun(3, str(program), timeout_s=100)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("[3. 6. 9.]") == 3
+
+
+def test_the_docstrings_example_runs() -> None:
+    code = "import doctest, shmemar.host.communicator as m; print(doctest.testmod(m))"
+    done = mpirun(2, "-c", code, timeout_s=100)
+    assert done.stdout.count("TestResults(failed=0, attempted=5)") == 2, done.stdout
+
+
+def test_version_is_printed() -> None:
+    done = mpirun(1, "-m", "shmemar", "--version", timeout_s=60)
+    assert done.stdout.strip() == f"shmemar {shmemar.__version__}"
+    assert os.sep not in done.stdout

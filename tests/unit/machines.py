@@ -1,0 +1,36 @@
+"""The machine that tests here derive theirs from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shmemar.device.interpreter import Order
+
+
+class RefusingMachine:
+    """Refuses everything: a test overrides what it expects to be asked."""
+
+    def load(self, address: int, nwords: int, order: Order) -> tuple[int, ...]:
+        """Refuse a load."""
+        raise AssertionError(f"unexpected {order} load of {nwords} words at {address:#x}")
+
+    def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        """Refuse a store."""
+        raise AssertionError(f"unexpected {order} store of {words} at {address:#x}")
+
+    def exchange(self, address: int, word: int) -> int:
+        """Refuse an exchange."""
+        raise AssertionError(f"unexpected exchange of {word} at {address:#x}")
+
+    def fence(self) -> None:
+        """Refuse a fence."""
+        raise AssertionError("unexpected fence")
+
+    def relax(self) -> None:
+        """Refuse to relax."""
+        raise AssertionError("unexpected relax")
+
+    def clock_ns(self) -> int:
+        """Refuse to tell the time."""
+        raise AssertionError("unexpected look at the clock")

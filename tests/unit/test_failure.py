@@ -1,0 +1,129 @@
+"""Failure records: written by a kernel's watchdog, read by the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shmemar.device.interpreter import Order, running
+from shmemar.device.watchdog import Watchdog, report
+from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host.failure import failure_from
+from shmemar.layout import FAILURE_DTYPE, ControlLayout
+from shmemar.spec import Kernel, KernelSpec, Protocol
+from tests.unit.machines import RefusingMachine
+
+if TYPE_CHECKING:
+    from shmemar.errors import CollectiveTimeoutError
+
+LAYOUT = ControlLayout()
+SPEC = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float64"], ReduceOp.MAX, 64)
+RECORD = {
+    "valid": 1,
+    "kernel": SPEC.code,
+    "rank": 5,
+    "peer": 40,
+    "missing_hi": 1 << 40 - 32,
+    "thread": 2 * 128 + 17,
+    "block_threads": 128,
+    "slot": 273,
+    "epoch": 9,
+    "expected": 0x9,
+    "seen": 0xABC,
+}
+
+
+def control(**changes: int) -> bytes:
+    memory = np.zeros(LAYOUT.nbytes, np.uint8)
+    record: Any = memory[LAYOUT.record_offset :][: FAILURE_DTYPE.itemsize].view(FAILURE_DTYPE)
+    for name, word in {**RECORD, **changes}.items():
+        record[name] = word
+    return memory.tobytes()
+
+
+def failure(memory: bytes) -> CollectiveTimeoutError:
+    error = failure_from(memory, LAYOUT, 2.5)
+    assert error is not None
+    return error
+
+
+@pytest.mark.parametrize("memory", [bytes(LAYOUT.nbytes), control(valid=0)], ids=["fresh", "half"])
+def test_a_record_that_is_not_valid_tells_of_nothing(memory: bytes) -> None:
+    assert failure_from(memory, LAYOUT, 2.5) is None
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "rank 5 waited more than 2.5 s for rank 40 in",
+        f"in {SPEC.name}:",
+        "block 2, thread 17",
+        "slot 273",
+        "epoch 9",
+        "expected 0x9 from rank 40",
+        "saw 0xabc",
+        "SHMEMAR_CHECK=1",
+        "SHMEMAR_TIMEOUT_S",
+        "close it",
+    ],
+)
+def test_the_message_says_who_waited_for_whom_where_and_what_to_do(part: str) -> None:
+    assert part in str(failure(control()))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "missing", "named"),
+    [
+        (1 << 0, 0, (0,), "for rank 0 in"),
+        (1 << 3 | 1 << 31, 0, (3, 31), "for ranks 3, 31 in"),
+        (0, 1 << 0, (32,), "for rank 32 in"),
+        (1 << 2, 1 << 40 - 32 | 1 << 63 - 32, (2, 40, 63), "for ranks 2, 40, 63 in"),
+    ],
+)
+def test_the_missing_ranks_are_those_of_the_bits(
+    low: int, high: int, missing: tuple[int, ...], named: str
+) -> None:
+    error = failure(control(missing_lo=low, missing_hi=high))
+    assert (error.rank, error.missing) == (5, missing)
+    assert named in str(error)
+
+
+class _ControlMemory(RefusingMachine):
+    """A machine whose memory is a rank's control memory, at address 0x1000."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(LAYOUT.nbytes, np.uint8)
+
+    def _at(self, address: int, nwords: int) -> Any:
+        offset = address - 0x1000
+        return self.memory[offset : offset + 4 * nwords].view("<u4")
+
+    def load(self, address: int, nwords: int, order: Order) -> tuple[int, ...]:
+        return tuple(self._at(address, nwords).tolist())
+
+    def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        self._at(address, len(words))[:] = words
+
+    def exchange(self, address: int, word: int) -> int:
+        (before,) = self.load(address, 1, Order.RELAXED_SYS)
+        self.store(address, (word,), Order.RELAXED_SYS)
+        return before
+
+    def fence(self) -> None:
+        """Nothing is late here."""
+
+
+def test_the_host_reads_what_the_first_report_of_a_kernel_wrote() -> None:
+    broken, record = 0x1000 + LAYOUT.broken_offset, 0x1000 + LAYOUT.record_offset
+    watchdog = Watchdog(broken, record, 1, SPEC.code, 5, 2 * 128 + 17, 128)
+    machine = _ControlMemory()
+    with running(machine):
+        report(watchdog, 40, 1 << 40, 273, 9, 0x9, 0xABC)
+        first = machine.memory.tobytes()
+        report(watchdog._replace(thread=0), 1, 1 << 1, 0, 10, 0xA, 0)
+    assert machine.memory.tobytes() == first
+    written, read = failure(first), failure(control())
+    assert str(written) == str(read)
+    assert (written.rank, written.missing) == (read.rank, read.missing) == (5, (40,))

@@ -1,0 +1,149 @@
+"""Arrays of users: what is taken, and what is refused in which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmemar.dtypes import DTYPES
+from shmemar.errors import ArgumentError, ArgumentTypeError
+from shmemar.host.interop import Operand, as_operand, check_pair
+
+
+def address_of(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def read_only(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
+
+
+def misaligned(dtype: str, nbytes: int) -> Any:
+    """Return an array of `dtype` that starts `nbytes` behind an address that it may start at."""
+    return np.zeros(64, np.uint8)[nbytes : nbytes + 32].view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (1, 1, 1), (), (0,), (3, 0)])
+@pytest.mark.parametrize("writeable", [False, True])
+def test_a_contiguous_array_is_described(
+    dtype: str, shape: tuple[int, ...], *, writeable: bool
+) -> None:
+    array = np.zeros(shape, dtype)
+    operand = as_operand("x", array, writeable=writeable)
+    assert operand == Operand(address_of(array), array.size, DTYPES[dtype])
+    assert operand.nbytes == array.nbytes
+
+
+def test_a_view_is_described_from_its_own_start() -> None:
+    base = np.zeros(10, np.float32)
+    operand = as_operand("x", base[3:7], writeable=True)
+    assert (operand.address, operand.count) == (address_of(base) + 12, 4)
+
+
+def test_a_read_only_input_is_taken() -> None:
+    assert as_operand("x", read_only(np.zeros(3, np.int32)), writeable=False).count == 3
+
+
+def test_an_array_of_complex128_may_be_aligned_to_its_components() -> None:
+    assert as_operand("x", misaligned("complex128", 8), writeable=True).count == 2
+
+
+BAD = {
+    "list": (
+        [1.0, 2.0],
+        ArgumentTypeError,
+        ["is list", "expected a numpy.ndarray", "numpy.asarray"],
+    ),
+    "none": (None, ArgumentTypeError, ["is NoneType", "expected a numpy.ndarray"]),
+    "numpy scalar": (np.float32(1), ArgumentTypeError, ["is float32", "expected a numpy.ndarray"]),
+    "float16": (np.zeros(3, np.float16), ArgumentTypeError, ["dtype is float16", *DTYPES]),
+    "bool": (np.zeros(3, np.bool_), ArgumentTypeError, ["dtype is bool", *DTYPES]),
+    "uint32": (np.zeros(3, np.uint32), ArgumentTypeError, ["dtype is uint32", *DTYPES]),
+    "object": (np.array([None]), ArgumentTypeError, ["dtype is object", *DTYPES]),
+    "structured": (np.zeros(2, "f4,f4"), ArgumentTypeError, ["dtype is void64", *DTYPES]),
+    "byte-swapped": (
+        np.zeros(3, np.dtype(np.float32).newbyteorder("S")),
+        ArgumentError,
+        ["byte order '>'", "expected native byte order", "newbyteorder"],
+    ),
+    "Fortran order": (
+        np.zeros((2, 3), np.float32, order="F"),
+        ArgumentError,
+        ["shape (2, 3) and strides (4, 8)", "C-contiguous", "numpy.ascontiguousarray"],
+    ),
+    "every other": (
+        np.zeros(6, np.float64)[::2],
+        ArgumentError,
+        ["strides (16,)", "C-contiguous"],
+    ),
+    "reversed": (np.zeros(6, np.int64)[::-1], ArgumentError, ["strides (-8,)", "C-contiguous"]),
+    "misaligned float32": (
+        misaligned("float32", 2),
+        ArgumentError,
+        ["starts at address 0x", "expected a multiple of 4 for float32", "copy()"],
+    ),
+    "misaligned int64": (
+        misaligned("int64", 4),
+        ArgumentError,
+        ["starts at address 0x", "expected a multiple of 8 for int64", "copy()"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("array", "kind", "parts"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("name", ["x", "out"])
+def test_an_array_that_kernels_cannot_take_is_refused(
+    array: Any, kind: type[Exception], parts: list[str], name: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        as_operand(name, array, writeable=False)
+    message = str(caught.value)
+    assert message.startswith(name)
+    assert [part for part in parts if part not in message] == []
+
+
+def test_a_read_only_output_is_refused() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        as_operand("out", read_only(np.zeros(3, np.float32)), writeable=True)
+    assert "out is read-only; expected an array that can be written to" in str(caught.value)
+
+
+def operand(start: int, count: int = 8, dtype: str = "float32") -> Operand:
+    return Operand(0x1000 + start, count, DTYPES[dtype])
+
+
+@pytest.mark.parametrize("start", [0, 32, -32, 4096, -4096])
+def test_the_same_memory_or_none_of_it_is_taken(start: int) -> None:
+    check_pair(operand(0), operand(start))
+
+
+@pytest.mark.parametrize("start", [0, 16, 32])
+def test_an_output_without_elements_overlaps_nothing(start: int) -> None:
+    check_pair(operand(0, 0), operand(start, 0))
+
+
+@pytest.mark.parametrize("start", [4, 28, -4, -28])
+def test_a_partial_overlap_is_refused(start: int) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        check_pair(operand(0), operand(start))
+    assert f"out starts {start} bytes from x and overlaps it" in str(caught.value)
+    assert "expected the same memory as x (in place) or none of it" in str(caught.value)
+
+
+def test_an_output_of_another_dtype_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"out has dtype int32; expected that of x, float32"):
+        check_pair(operand(0), operand(0, dtype="int32"))
+
+
+def test_an_output_of_another_count_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"out has 7 elements; expected as many as x, 8"):
+        check_pair(operand(0), operand(64, 7))
+
+
+def test_an_output_of_another_shape_but_the_same_count_is_taken() -> None:
+    x, out = np.zeros((2, 3), np.float32), np.zeros(6, np.float32)
+    check_pair(as_operand("x", x, writeable=False), as_operand("out", out, writeable=True))

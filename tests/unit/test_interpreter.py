@@ -1,0 +1,99 @@
+"""Primitives as plain Python: what they ask of the machine that runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shmemar.device import memory
+from shmemar.device.interpreter import Order, current, running
+
+WEAK, SYS = Order.WEAK, Order.RELAXED_SYS
+
+# Primitive, its arguments, what the machine is asked, and the result if loads give 1, 2, 3, ...
+CALLS = [
+    ("ld_b32", (8,), ("load", 8, 1, WEAK), 1),
+    ("ld_v2_b32", (8,), ("load", 8, 2, WEAK), (1, 2)),
+    ("st_b32", (8, 5), ("store", 8, (5,), WEAK), None),
+    ("st_v2_b32", (8, 5, 6), ("store", 8, (5, 6), WEAK), None),
+    ("ld_relaxed_sys_b32", (8,), ("load", 8, 1, SYS), 1),
+    ("ld_relaxed_sys_v4_b32", (16,), ("load", 16, 4, SYS), (1, 2, 3, 4)),
+    ("st_relaxed_sys_b32", (8, 5), ("store", 8, (5,), SYS), None),
+    ("st_relaxed_sys_v4_b32", (16, 5, 6, 7, 8), ("store", 16, (5, 6, 7, 8), SYS), None),
+    ("exch_relaxed_sys_b32", (8, 5), ("exchange", 8, 5), 9),
+    ("fence_acq_rel_sys", (), ("fence",), None),
+    ("globaltimer_ns", (), ("clock_ns",), 77),
+    ("relax", (), ("relax",), None),
+]
+
+
+class _Recorder:
+    """A machine that writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+
+    def load(self, address: int, nwords: int, order: Order) -> tuple[int, ...]:
+        self.asked.append(("load", address, nwords, order))
+        return tuple(range(1, 1 + nwords))
+
+    def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        self.asked.append(("store", address, words, order))
+
+    def exchange(self, address: int, word: int) -> int:
+        self.asked.append(("exchange", address, word))
+        return 9
+
+    def fence(self) -> None:
+        self.asked.append(("fence",))
+
+    def relax(self) -> None:
+        self.asked.append(("relax",))
+
+    def clock_ns(self) -> int:
+        self.asked.append(("clock_ns",))
+        return 77
+
+
+def test_the_calls_here_cover_every_primitive() -> None:
+    assert sorted(call[0] for call in CALLS) == sorted(memory.__all__)
+
+
+@pytest.mark.parametrize(("name", "arguments", "asked", "result"), CALLS)
+def test_a_primitive_asks_for_the_width_and_order_in_its_name(
+    name: str, arguments: tuple[int, ...], asked: tuple[Any, ...], result: Any
+) -> None:
+    machine = _Recorder()
+    with running(machine):
+        assert getattr(memory, name)(*arguments) == result
+    assert machine.asked == [asked]
+
+
+@pytest.mark.parametrize(("name", "arguments"), [call[:2] for call in CALLS])
+def test_a_primitive_outside_of_a_machine_says_what_to_do(
+    name: str, arguments: tuple[int, ...]
+) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        getattr(memory, name)(*arguments)
+    assert "outside a machine" in str(caught.value)
+    assert "launch the kernel through a communicator" in str(caught.value)
+    assert "shmemar.device.interpreter.running(machine)" in str(caught.value)
+
+
+def test_machines_nest() -> None:
+    outer, inner = _Recorder(), _Recorder()
+    with running(outer) as entered:
+        assert entered is outer
+        with running(inner):
+            assert current() is inner
+        assert current() is outer
+    with pytest.raises(RuntimeError):
+        current()
+
+
+def test_a_machine_is_left_when_its_body_raises() -> None:
+    with pytest.raises(ZeroDivisionError), running(_Recorder()):
+        raise ZeroDivisionError
+    with pytest.raises(RuntimeError, match="outside a machine"):
+        current()

@@ -1,0 +1,204 @@
+"""Arithmetic on bytes: packets, the control memory, and the grid."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import shmemar.layout
+from shmemar.errors import ConfigurationError
+from shmemar.layout import (
+    BLOCK_THREADS,
+    DEFAULT_SCRATCH_NBYTES,
+    FAILURE_DTYPE,
+    HALVES,
+    MAX_PACKETS_PER_THREAD,
+    PACKET_NBYTES,
+    PAYLOAD_NBYTES,
+    WORD_NBYTES,
+    ControlLayout,
+    LLLayout,
+    failure_offset,
+    grid_for,
+)
+from shmemar.spec import MAX_RANKS
+
+UNIT_SLOTS = BLOCK_THREADS * MAX_PACKETS_PER_THREAD
+
+epochs = st.integers(0, 0xFFFFFFFF)
+nranks = st.integers(1, MAX_RANKS)
+layouts = st.builds(LLLayout, nranks, st.integers(1, 40).map(lambda n: n * BLOCK_THREADS))
+small_layouts = st.builds(LLLayout, st.integers(1, 5), st.integers(1, 6))
+
+
+@st.composite
+def packets(draw: st.DrawFn, layout: LLLayout) -> tuple[int, int, int]:
+    source = draw(st.integers(0, layout.nranks - 1))
+    return draw(epochs), source, draw(st.integers(0, layout.nslots - 1))
+
+
+@given(st.data(), layouts)
+def test_a_packet_lies_aligned_in_the_region(data: st.DataObject, layout: LLLayout) -> None:
+    offset = layout.packet_offset(*data.draw(packets(layout)))
+    assert offset % PACKET_NBYTES == 0
+    assert 0 <= offset <= layout.nbytes - PACKET_NBYTES
+
+
+@given(st.data(), st.one_of(layouts, small_layouts))
+def test_different_packets_never_overlap(data: st.DataObject, layout: LLLayout) -> None:
+    one, other = data.draw(packets(layout)), data.draw(packets(layout))
+    assume((one[0] % HALVES, *one[1:]) != (other[0] % HALVES, *other[1:]))
+    distance = layout.packet_offset(*one) - layout.packet_offset(*other)
+    assert abs(distance) >= PACKET_NBYTES
+
+
+@given(small_layouts)
+def test_packets_fill_the_region(layout: LLLayout) -> None:
+    offsets = {
+        layout.packet_offset(half, source, slot)
+        for half in range(HALVES)
+        for source in range(layout.nranks)
+        for slot in range(layout.nslots)
+    }
+    assert offsets == set(range(0, layout.nbytes, PACKET_NBYTES))
+
+
+@given(st.data(), layouts)
+def test_a_slot_is_written_again_two_epochs_later(data: st.DataObject, layout: LLLayout) -> None:
+    epoch, source, slot = data.draw(packets(layout))
+    first, second, third = (layout.packet_offset(epoch + i, source, slot) for i in range(3))
+    assert first == third != second
+
+
+@given(nranks, st.integers(0, 2 * DEFAULT_SCRATCH_NBYTES))
+def test_fit_takes_all_whole_blocks_that_fit(nranks: int, scratch_nbytes: int) -> None:
+    assume(scratch_nbytes >= LLLayout(nranks, UNIT_SLOTS).nbytes)
+    layout = LLLayout.fit(nranks, scratch_nbytes)
+    assert layout.nranks == nranks
+    assert layout.nslots % UNIT_SLOTS == 0
+    assert layout.nbytes <= scratch_nbytes
+    assert LLLayout(nranks, layout.nslots + UNIT_SLOTS).nbytes > scratch_nbytes
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 7, MAX_RANKS])
+def test_fit_takes_exactly_one_block_and_refuses_a_byte_less(nranks: int) -> None:
+    least = HALVES * nranks * UNIT_SLOTS * PACKET_NBYTES
+    assert LLLayout.fit(nranks, least).nslots == UNIT_SLOTS
+    with pytest.raises(ConfigurationError) as caught:
+        LLLayout.fit(nranks, least - 1)
+    assert f"scratch_nbytes is {least - 1}" in str(caught.value)
+    assert f"at least {least} for {nranks} ranks" in str(caught.value)
+
+
+@pytest.mark.parametrize("scratch_nbytes", [0, -1])
+def test_fit_refuses_no_scratch(scratch_nbytes: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"scratch_nbytes is {scratch_nbytes}"):
+        LLLayout.fit(2, scratch_nbytes)
+
+
+def test_the_default_scratch_fits_the_most_ranks() -> None:
+    assert LLLayout.fit(MAX_RANKS, DEFAULT_SCRATCH_NBYTES).nslots >= BLOCK_THREADS
+
+
+@given(layouts)
+def test_every_slot_has_an_epoch_word(layout: LLLayout) -> None:
+    assert layout.epochs_nbytes == layout.nslots * WORD_NBYTES
+
+
+@given(
+    st.integers(1, 1 << 24),
+    layouts,
+    st.sampled_from([1, 2]),
+    st.none() | st.integers(1, 50),
+)
+def test_a_grid_covers_the_message_as_far_as_slots_and_cap_allow(
+    nbytes: int, layout: LLLayout, packets_per_thread: int, max_blocks: int | None
+) -> None:
+    per_block = BLOCK_THREADS * packets_per_thread
+    assume(layout.nslots >= per_block)
+    grid = grid_for(nbytes, layout, packets_per_thread=packets_per_thread, max_blocks=max_blocks)
+    slots_used = grid.nthreads * packets_per_thread
+    assert grid.block_threads == BLOCK_THREADS
+    assert grid.blocks >= 1
+    assert slots_used <= layout.nslots
+    assert max_blocks is None or grid.blocks <= max_blocks
+    is_full = slots_used + per_block > layout.nslots or grid.blocks == max_blocks
+    assert is_full or slots_used * PAYLOAD_NBYTES >= nbytes
+    assert (slots_used - per_block) * PAYLOAD_NBYTES < nbytes, "a block would have nothing to do"
+
+
+@given(st.integers(1, 1 << 24), layouts, st.none() | st.integers(1, 50))
+def test_equal_arguments_give_equal_grids(
+    nbytes: int, layout: LLLayout, max_blocks: int | None
+) -> None:
+    twin = LLLayout(layout.nranks, layout.nslots)
+    grid = grid_for(nbytes, layout, max_blocks=max_blocks)
+    assert grid == grid_for(nbytes, twin, max_blocks=max_blocks)
+
+
+def test_the_least_scratch_has_room_for_a_block_of_every_kernel() -> None:
+    layout = LLLayout.fit(3, LLLayout(3, UNIT_SLOTS).nbytes)
+    assert grid_for(8, layout, packets_per_thread=MAX_PACKETS_PER_THREAD).blocks == 1
+
+
+def test_failure_words_lie_side_by_side_and_fill_the_record() -> None:
+    offsets = [failure_offset(name) for name in FAILURE_DTYPE.names or ()]
+    assert offsets == list(range(0, FAILURE_DTYPE.itemsize, WORD_NBYTES))
+    assert len(offsets) > 0
+
+
+def test_the_failure_record_and_the_broken_word_are_apart() -> None:
+    control = ControlLayout()
+    end = control.record_offset + FAILURE_DTYPE.itemsize
+    assert control.record_offset % WORD_NBYTES == control.broken_offset % WORD_NBYTES == 0
+    assert control.broken_offset >= 0
+    assert control.broken_offset + WORD_NBYTES <= control.record_offset
+    assert end <= control.nbytes
+    assert control.broken_offset // 128 != control.record_offset // 128, "they share a line"
+
+
+def diagram() -> dict[str, list[str]]:
+    """Cut the diagram in the docstring into starts of half 0, of half 1, and of slots, and H."""
+    text = (shmemar.layout.__doc__ or "").partition("::\n")[2]
+    first, second, slots = (
+        re.search(rf"{head}(.*)", text) for head in ("half 0", "half 1", "16-byte packet a slot:")
+    )
+    definition = re.search(r"H = (.*)", text)
+    assert first
+    assert second
+    assert slots
+    assert definition
+    starts = [re.findall(r"\[([^,]+), [^)]*\)(?: |$)", m[1]) for m in (first, second, slots)]
+    return {"half 0": starts[0], "half 1": starts[1], "slot": starts[2], "H": [definition[1]]}
+
+
+def value(formula: str, layout: LLLayout) -> int:
+    """Evaluate a formula of the diagram, which writes 2P for 2 * P."""
+    spelled = re.sub(r"(?<=[\dN)])(?=[PN(])", "*", formula)
+    names = {"N": layout.nranks, "P": layout.pitch_nbytes, "H": layout.half_nbytes}
+    return int(eval(spelled, {}, names))  # noqa: S307
+
+
+@pytest.mark.parametrize("layout", [LLLayout(2, 128), LLLayout(5, 384)])
+def test_the_diagram_agrees_with_packet_offset(layout: LLLayout) -> None:
+    def starts(name: str) -> list[int]:
+        return [value(formula, layout) for formula in diagram()[name]]
+
+    last = layout.nranks - 1
+    assert starts("H") == [layout.half_nbytes]
+    assert starts("half 0") == [layout.packet_offset(0, source, 0) for source in (0, 1, last)]
+    assert starts("half 1") == [layout.packet_offset(1, 0, 0)]
+    assert starts("slot") == [layout.packet_offset(0, 0, slot) for slot in (0, 1)]
+
+
+@given(st.data(), layouts)
+def test_a_packets_offset_is_half_then_source_then_slot(
+    data: st.DataObject, layout: LLLayout
+) -> None:
+    epoch, source, slot = data.draw(packets(layout))
+    pitch = 16 * layout.nslots
+    half_start = (epoch & 1) * layout.nranks * pitch
+    assert layout.packet_offset(epoch, source, slot) == half_start + source * pitch + 16 * slot

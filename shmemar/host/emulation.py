@@ -9,16 +9,12 @@ Its times are those of processes taking turns on a CPU and say nothing about a G
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-import shmemar
 from shmemar.errors import ArgumentError, BackendUnavailableError
 from shmemar.host.shared_memory import SharedMemory
 from shmemar.spec import Backend
@@ -89,19 +85,12 @@ class EmulatedRuntime:
         return cast("_PrivateMemory", memory).array.tobytes()
 
     def compile(self, spec: KernelSpec, layout: LLLayout) -> CompiledKernel:
-        """Compile with njit, or load from numba's cache on disk. Collective.
-
-        Rank 0 goes first and fills the cache, so that the others need not compile.
-        """
+        """Compile with njit. Collective: all ranks have compiled when it returns."""
         key = spec, layout
         if key not in self._kernels:
-            doing = f"compile {spec.name}"
-            if self._bootstrap.rank == 0:
-                self._kernels[key] = _compile(spec, layout)
-            self._bootstrap.allgather_within(None, self._timeout_s, doing)
-            if self._bootstrap.rank != 0:
-                self._kernels[key] = _compile(spec, layout)
-            self._bootstrap.allgather_within(None, self._timeout_s, doing)
+            kernel = _compile(spec, layout)
+            self._bootstrap.allgather_within(None, self._timeout_s, f"compile {spec.name}")
+            self._kernels[key] = kernel
         return self._kernels[key]
 
     def launch(
@@ -158,9 +147,6 @@ def _compile(spec: KernelSpec, layout: LLLayout) -> CompiledKernel:
                 block_threads,
             )
 
-    # numba keeps one index of compiled code for a qualified name, which two processes must not
-    # write for different code at once, and sees no edits outside of this file: the name says all.
-    entry.__qualname__ = f"{spec.name}_{layout.nslots}_{_source_digest()}"
     address, index = types.uint64, types.int64
     signature = types.void(
         types.UniTuple(address, spec.nranks),
@@ -175,16 +161,7 @@ def _compile(spec: KernelSpec, layout: LLLayout) -> CompiledKernel:
         index,  # nthreads
         index,  # block_threads
     )
-    return njit(signature, cache=True, nogil=True)(entry)
-
-
-@cache
-def _source_digest() -> str:
-    """Digest of everything that decides what `_compile` makes."""
-    digest = hashlib.sha256()
-    for distribution in ("numba", "llvmlite", "numpy"):
-        digest.update(version(distribution).encode())
-    root = Path(shmemar.__file__).parent
-    for path in sorted([*root.glob("*.py"), *root.glob("device/**/*.py"), Path(__file__)]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    # Not cached on disk. numba numbers the functions of a process and names their symbols by that,
+    # so code from the cache can take the place of another kernel's, compiled here, that got the
+    # same number: with numba 0.68.1 a product came out as a sum.
+    return njit(signature, nogil=True)(entry)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         ShmemarError as ShmemarError,
     )
     from shmemar.host.communicator import Communicator as Communicator
-    from shmemar.host.communicator import init as init
+    from shmemar.host.startup import init as init
 
 __all__ = [
     "ArgumentError",
@@ -62,7 +62,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Communicator": "shmemar.host.communicator",
-    "init": "shmemar.host.communicator",
+    "init": "shmemar.host.startup",
     "ReduceOp": "shmemar.dtypes",
 }
 

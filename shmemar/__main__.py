@@ -1,4 +1,4 @@
-"""Command line: ``python -m shmemar allreduce``, under ``mpirun``."""
+"""Command line: ``python -m shmemar allreduce``, under ``mpirun``, and ``doctor``, without."""
 
 from __future__ import annotations
 
@@ -40,12 +40,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     allreduce.add_argument(
         "--backend", default=None, choices=[backend.value for backend in Backend]
     )
+    commands.add_parser(
+        "doctor",
+        help="say what this machine has, which backends work, and what to do about the rest",
+        description="Exit status 0: the backend that auto picks works here; 1: it does not.",
+    )
     arguments = parser.parse_args(argv)
+    if arguments.command == "doctor":
+        return _doctor()
     try:
         return _allreduce(arguments)
     except ShmemarError as error:
         print(f"shmemar: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
+
+
+def _doctor() -> int:
+    from shmemar.host.doctor import diagnose, render
+
+    diagnosis = diagnose()
+    print(render(diagnosis))
+    return diagnosis.exit_status
 
 
 def _allreduce(arguments: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT_S", "Config", "environment"]
 
 DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_HEAP_NBYTES = 256 << 20
 PREFIX = "SHMEMAR_"
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class Config:
         multicast: ``SHMEMAR_MULTICAST``: allow kernels that use NVLink multicast.
         max_blocks: ``SHMEMAR_MAX_BLOCKS``: cap on the blocks of a launch.
         scratch_nbytes: ``SHMEMAR_SCRATCH_NBYTES``: symmetric scratch per rank in bytes.
+        heap_nbytes: ``SHMEMAR_HEAP_NBYTES``: symmetric memory of a process in bytes, for all of its
+            communicators; taken from NVSHMEM when the first one is made.
     """
 
     backend: Backend = Backend.AUTO
@@ -51,6 +54,7 @@ class Config:
     multicast: bool = False
     max_blocks: int | None = None
     scratch_nbytes: int = DEFAULT_SCRATCH_NBYTES
+    heap_nbytes: int = DEFAULT_HEAP_NBYTES
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -97,6 +101,7 @@ def _parsers() -> dict[str, Callable[[str, str], Any]]:
         "SHMEMAR_MULTICAST": _switch,
         "SHMEMAR_MAX_BLOCKS": _positive,
         "SHMEMAR_SCRATCH_NBYTES": _positive,
+        "SHMEMAR_HEAP_NBYTES": _positive,
     }
 
 

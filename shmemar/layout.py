@@ -28,7 +28,6 @@ __all__ = [
     "PAYLOAD_NBYTES",
     "WORDS_PER_PACKET",
     "WORD_NBYTES",
-    "ControlLayout",
     "Grid",
     "LLLayout",
     "failure_offset",
@@ -83,15 +82,6 @@ FAILURE_DTYPE = np.dtype(
 def failure_offset(name: str) -> int:
     """Byte offset of a word of the failure record."""
     return int(FAILURE_DTYPE.fields[name][1])  # type: ignore[index]
-
-
-@dataclass(frozen=True)
-class ControlLayout:
-    """A rank's own control memory: broken word and failure record, on lines of their own."""
-
-    broken_offset: int = 0
-    record_offset: int = 128
-    nbytes: int = 256
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="calls in the random sequence of tests/distributed (default: 1000)",
     )
     group.addoption(
+        "--backend",
+        choices=["emulated", "nvshmem"],
+        default="emulated",
+        help="where tests/distributed runs its kernels (default: emulated)",
+    )
+    group.addoption(
+        "--arrays",
+        choices=["numpy", "cupy", "torch"],
+        default="numpy",
+        help="whose arrays tests/distributed reduces; on GPUs cupy or torch (default: numpy)",
+    )
+    group.addoption(
         "--ranks",
         default="1,2,3,4",
         help="numbers of ranks that tests/test_mpirun.py starts (default: 1,2,3,4)",

@@ -48,6 +48,7 @@ def test_a_lost_rank_is_named_within_the_deadline_and_the_others_exit(
         3,
         "tests/programs/lose_rank.py",
         signal,
+        "emulated",
         timeout_s=100,
         variables={"SHMEMAR_TIMEOUT_S": "3"},
         options=options,
@@ -68,7 +69,7 @@ def test_a_stopped_job_leaves_no_process_behind() -> None:
     started = time.time()
     mpirun(
         2,
-        *("tests/programs/lose_rank.py", "SIGSTOP"),
+        *("tests/programs/lose_rank.py", "SIGSTOP", "emulated"),
         timeout_s=100,
         variables={"SHMEMAR_TIMEOUT_S": "1"},
     )
@@ -145,7 +146,7 @@ def test_readmes_program_runs(tmp_path: Path) -> None:
 
 
 def test_the_docstrings_example_runs() -> None:
-    code = "import doctest, shmemar.host.communicator as m; print(doctest.testmod(m))"
+    code = "import doctest, shmemar.host.startup as m; print(doctest.testmod(m))"
     done = mpirun(2, "-c", code, timeout_s=100)
     assert done.stdout.count("TestResults(failed=0, attempted=5)") == 2, done.stdout
 

@@ -19,11 +19,11 @@ from shmemar.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mpi4py import MPI
 
-__all__ = ["Bootstrap", "load_mpi", "name_ranks"]
+__all__ = ["Bootstrap", "group_ranks", "list_groups", "load_mpi", "name_ranks"]
 
 T = TypeVar("T")
 
@@ -132,8 +132,29 @@ class Bootstrap:
 
     def hosts(self) -> list[str]:
         """Name of the host of every rank."""
+        return self.allgather(self.host())
+
+    def host(self) -> str:
+        """Name of this process's host."""
         name: str = self._mpi.Get_processor_name()
-        return self.allgather(name)
+        return name
+
+    def local_rank(self) -> int:
+        """Number of this process among the processes of its host. Collective.
+
+        Counted over MPI's world where that is possible, so that communicators of some of the ranks
+        give every process the same GPU.
+        """
+        local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        rank: int = local.Get_rank()
+        local.Free()
+        return rank
+
+    def allreduce_host(self, x: Any, out: Any, op: str) -> None:
+        """Reduce host arrays with MPI's own all-reduce. Collective."""
+        operator = getattr(self._mpi, op.upper())
+        same = x.__array_interface__["data"][0] == out.__array_interface__["data"][0]
+        self._comm.Allreduce(self._mpi.IN_PLACE if same else x, out, op=operator)
 
     def shares_memory(self) -> bool:
         """Return whether all ranks can map one another's memory. Collective."""
@@ -182,3 +203,16 @@ def load_mpi() -> Any:
 def name_ranks(ranks: Sequence[int]) -> str:
     """Name ranks in a message: "rank 3" or "ranks 0, 1, 2"."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def group_ranks(values: Iterable[Any]) -> dict[Any, list[int]]:
+    """Group ranks by their value, given in rank order."""
+    ranks_of: dict[Any, list[int]] = defaultdict(list)
+    for rank, value in enumerate(values):
+        ranks_of[value].append(rank)
+    return ranks_of
+
+
+def list_groups(ranks_of: dict[Any, list[int]]) -> str:
+    """List values and the ranks that have them: "4 on rank 0; 5 on ranks 1, 2"."""
+    return "; ".join(f"{value!r} on {name_ranks(ranks)}" for value, ranks in ranks_of.items())

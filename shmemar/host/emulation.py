@@ -11,17 +11,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmemar.errors import ArgumentError, BackendUnavailableError
+from shmemar.errors import BackendUnavailableError
+from shmemar.host.contract import Control
+from shmemar.host.interop import host_operand, no_stream
 from shmemar.host.shared_memory import SharedMemory
+from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shmemar.host.bootstrap import Bootstrap
-    from shmemar.host.runtime import CompiledKernel, Memory
+    from shmemar.host.contract import CompiledKernel, Memory
+    from shmemar.host.interop import Operand
     from shmemar.layout import Grid, LLLayout
     from shmemar.spec import KernelSpec
 
@@ -42,6 +48,12 @@ class _PrivateMemory:
 
     def free(self) -> None:
         """Nothing to do: the array goes with its last reference."""
+
+
+@dataclass(frozen=True)
+class _EmulatedKernel:
+    run: Callable[..., None]
+    max_blocks: int | None = None
 
 
 class EmulatedRuntime:
@@ -80,36 +92,44 @@ class EmulatedRuntime:
         """Allocate memory of this process."""
         return _PrivateMemory(np.zeros(nbytes, np.uint8))
 
-    def read_private(self, memory: Memory) -> bytes:
-        """Copy private memory."""
-        return cast("_PrivateMemory", memory).array.tobytes()
+    def allocate_control(self) -> Control:
+        """Allocate both in memory of this process."""
+        broken = self.allocate_private(WORD_NBYTES)
+        record = np.zeros(1, FAILURE_DTYPE)
+        address = int(record.__array_interface__["data"][0])
+        return Control(broken.addresses[0], address, record.tobytes, broken.free)
 
-    def compile(self, spec: KernelSpec, layout: LLLayout) -> CompiledKernel:
+    def compile(self, spec: KernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
         """Compile with njit. Collective: all ranks have compiled when it returns."""
         key = spec, layout
         if key not in self._kernels:
-            kernel = _compile(spec, layout)
+            kernel = _EmulatedKernel(_compile(spec, layout))
             self._bootstrap.allgather_within(None, self._timeout_s, f"compile {spec.name}")
             self._kernels[key] = kernel
         return self._kernels[key]
 
-    def launch(
-        self, kernel: CompiledKernel, grid: Grid, arguments: tuple[Any, ...], stream: Any
-    ) -> None:
+    def launch(self, kernel: Any, grid: Grid, arguments: tuple[Any, ...], stream: int) -> None:
         """Run the kernel to its end."""
-        kernel(*arguments, grid.nthreads, grid.block_threads)
+        kernel.run(*arguments, self._bootstrap.rank, grid.nthreads, grid.block_threads)
 
-    def check_stream(self, stream: Any) -> None:
+    def stream(self, stream: Any, x: Any) -> int:
         """Refuse any stream: calls run to their end."""
-        if stream is not None:
-            raise ArgumentError(
-                f"stream is {stream!r}; expected None, because the emulated backend runs every "
-                "call to its end on the CPU."
-            )
+        return no_stream(stream)
+
+    def operand(self, name: str, array: Any, stream: int, *, writeable: bool) -> Operand:
+        """Check a numpy array."""
+        return host_operand(name, array, writeable=writeable)
+
+    def empty_like(self, x: Any) -> Any:
+        """Allocate with numpy."""
+        return np.empty_like(x)
+
+    def synchronize(self) -> None:
+        """Nothing to do: kernels have ended when `launch` returns."""
 
 
 @cache
-def _compile(spec: KernelSpec, layout: LLLayout) -> CompiledKernel:
+def _compile(spec: KernelSpec, layout: LLLayout) -> Callable[..., None]:
     from numba import njit, types
 
     from shmemar.device import kernels, native
@@ -164,4 +184,5 @@ def _compile(spec: KernelSpec, layout: LLLayout) -> CompiledKernel:
     # Not cached on disk. numba numbers the functions of a process and names their symbols by that,
     # so code from the cache can take the place of another kernel's, compiled here, that got the
     # same number: with numba 0.68.1 a product came out as a sum.
-    return njit(signature, nogil=True)(entry)
+    compiled: Callable[..., None] = njit(signature, nogil=True)(entry)
+    return compiled

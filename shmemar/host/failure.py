@@ -8,17 +8,15 @@ import numpy as np
 
 from shmemar.errors import CollectiveTimeoutError
 from shmemar.host.bootstrap import name_ranks
-from shmemar.layout import FAILURE_DTYPE, ControlLayout
+from shmemar.layout import FAILURE_DTYPE
 from shmemar.spec import KernelSpec
 
 __all__ = ["failure_from"]
 
 
-def failure_from(
-    control: bytes, layout: ControlLayout, timeout_s: float
-) -> CollectiveTimeoutError | None:
-    """Return the error that a rank's control memory tells of, or None when it tells of none."""
-    record: Any = np.frombuffer(control, FAILURE_DTYPE, count=1, offset=layout.record_offset)[0]
+def failure_from(record_bytes: bytes, timeout_s: float) -> CollectiveTimeoutError | None:
+    """Return the error that a rank's failure record tells of, or None when it tells of none."""
+    record: Any = np.frombuffer(record_bytes, FAILURE_DTYPE)[0]
     if not record["valid"]:
         return None
     bits = int(record["missing_hi"]) << 32 | int(record["missing_lo"])

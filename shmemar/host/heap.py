@@ -9,7 +9,7 @@ from shmemar.errors import MismatchError
 
 if TYPE_CHECKING:
     from shmemar.host.bootstrap import Bootstrap
-    from shmemar.host.runtime import Memory, Runtime
+    from shmemar.host.contract import Memory, Runtime
 
 __all__ = ["SymmetricHeap"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from shmemar.dtypes import DType, as_dtype
 from shmemar.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["Operand", "as_operand", "check_pair"]
+__all__ = ["Operand", "check_pair", "device_operand", "host_operand", "no_stream", "stream_handle"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Operand:
         return self.count * self.dtype.itemsize
 
 
-def as_operand(name: str, array: Any, *, writeable: bool) -> Operand:
-    """Check one array and describe it.
+def host_operand(name: str, array: Any, *, writeable: bool) -> Operand:
+    """Check a numpy array and describe it.
 
     Args:
         name: Argument's name, for messages.
@@ -52,8 +53,8 @@ def as_operand(name: str, array: Any, *, writeable: bool) -> Operand:
         )
     if not isinstance(array, np.ndarray):
         raise ArgumentTypeError(
-            f"{name} is {type(array).__name__}; expected a numpy.ndarray (the emulated backend "
-            "runs on the CPU). Convert it with numpy.asarray."
+            f"{name} is {type(array).__name__}; expected a numpy.ndarray. Convert it with "
+            "numpy.asarray."
         )
     if not array.dtype.isnative:
         raise ArgumentError(
@@ -75,6 +76,130 @@ def as_operand(name: str, array: Any, *, writeable: bool) -> Operand:
     if writeable and not array.flags.writeable:
         raise ArgumentError(f"{name} is read-only; expected an array that can be written to.")
     return Operand(address, array.size, dtype)
+
+
+def device_operand(name: str, array: Any, stream: int, *, device: int, writeable: bool) -> Operand:
+    """Check an array on a GPU and describe it.
+
+    An array that names the stream it was written on (CUDA array interface 3, DLPack) is waited for
+    on `stream`, unless a capture forbids that.
+
+    Args:
+        name: Argument's name, for messages.
+        array: Anything with the CUDA array interface or DLPack.
+        stream: Handle of the stream that will use it.
+        device: Ordinal of the GPU that it must be on.
+        writeable: True when it is written to.
+
+    Raises:
+        ArgumentTypeError: No GPU array, or of an element type that is not supported.
+        ArgumentError: On another GPU, not contiguous, misaligned, or read-only.
+    """
+    view = _device_view(name, array, stream)
+    if view.device_id != device or not view.is_device_accessible:
+        raise ArgumentError(
+            f"{name} is on device {view.device_id}; expected GPU {device}, this rank's. Copy it "
+            "there, or pick the GPU with shmemar.init(..., device=)."
+        )
+    dtype = _named_dtype(name, str(view.dtype))
+    shape, strides = tuple(view.shape), view.strides
+    if strides is not None and not _is_c_contiguous(shape, tuple(strides)):
+        raise ArgumentError(
+            f"{name} has shape {shape} and strides {tuple(strides)} (elements); expected a "
+            "C-contiguous array. Copy it first."
+        )
+    if view.ptr % dtype.component_nbytes:
+        raise ArgumentError(
+            f"{name} starts at address {view.ptr:#x}; expected a multiple of "
+            f"{dtype.component_nbytes} for {dtype.name}. Copy it first."
+        )
+    if writeable and view.readonly:
+        raise ArgumentError(f"{name} is read-only; expected an array that can be written to.")
+    return Operand(view.ptr, math.prod(shape), dtype)
+
+
+def stream_handle(stream: Any, x: Any) -> int:
+    """Return the handle of a stream of CuPy, torch, numba, cuda.core, or an integer.
+
+    With None, that of the current stream of `x`'s library: CuPy's or torch's; else 0, the legacy
+    default stream.
+
+    Raises:
+        ArgumentError: Not a stream.
+    """
+    if stream is None:
+        library = type(x).__module__.partition(".")[0]
+        if library == "torch":
+            import torch
+
+            return int(torch.cuda.current_stream(x.device).cuda_stream)
+        if library == "cupy":
+            import cupy
+
+            return int(cupy.cuda.get_current_stream().ptr)
+        return 0
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        _, handle = stream.__cuda_stream__()
+        return int(handle)
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        handle = getattr(stream, attribute, None)
+        if handle is not None:
+            return int(getattr(handle, "value", handle) or 0)
+    raise ArgumentError(
+        f"stream is {stream!r}; expected a stream of CuPy, torch, numba or cuda.core, its handle "
+        "as an integer, or None for the current one."
+    )
+
+
+def no_stream(stream: Any) -> int:
+    """Refuse a stream where the host does the work.
+
+    Raises:
+        ArgumentError: `stream` is not None.
+    """
+    if stream is not None:
+        raise ArgumentError(
+            f"stream is {stream!r}; expected None, because numpy arrays are reduced on the CPU, "
+            "before the call returns."
+        )
+    return 0
+
+
+def _device_view(name: str, array: Any, stream: int) -> Any:
+    from cuda.core.utils import StridedMemoryView
+
+    from shmemar.host.launch import is_capturing
+
+    described = "__cuda_array_interface__", "__dlpack__"
+    if not any(hasattr(type(array), attribute) for attribute in described):
+        raise ArgumentTypeError(
+            f"{name} is {type(array).__name__}; expected an array on a GPU, of CuPy, torch, numba "
+            "or any library with the CUDA array interface or DLPack, or a numpy.ndarray."
+        )
+    # 1 is the legacy default stream by CUDA's own name, which producers use.
+    ordered_on = -1 if is_capturing(stream) else stream or 1
+    try:
+        if hasattr(array, "__cuda_array_interface__"):
+            return StridedMemoryView.from_cuda_array_interface(array, ordered_on)
+        return StridedMemoryView.from_dlpack(array, ordered_on)
+    except Exception as error:
+        raise ArgumentTypeError(
+            f"{name} is {type(array).__name__} and can't be seen by the GPU "
+            f"({type(error).__name__}: {error}); expected an array on a GPU (of torch: detached)."
+        ) from error
+
+
+def _is_c_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    if 0 in shape:
+        return True
+    expected = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
 
 
 def check_pair(x: Operand, out: Operand) -> None:

@@ -1,20 +1,31 @@
-"""Kernels compiled for GPUs."""
+"""Kernels compiled for GPUs, kept on disk, loaded, and launched with as little as it takes."""
 
 from __future__ import annotations
 
+import ctypes
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shmemar.config import environment
 from shmemar.device.kernels import build
+from shmemar.errors import ShmemarError
+from shmemar.layout import BLOCK_THREADS
 
 if TYPE_CHECKING:
-    from shmemar.layout import LLLayout
+    from shmemar.layout import Grid, LLLayout
     from shmemar.spec import KernelSpec
 
-__all__ = ["compile_ptx"]
+__all__ = ["CudaKernel", "compile_ptx", "is_capturing", "load_kernel"]
 
 
 def compile_ptx(
-    spec: KernelSpec, layout: LLLayout, *, rank: int, compute_capability: tuple[int, int]
+    spec: KernelSpec,
+    layout: LLLayout,
+    *,
+    rank: int,
+    compute_capability: tuple[int, int],
+    looped: bool = False,
 ) -> str:
     """Compile a kernel to PTX; no GPU is needed. Its rank is a constant of the code.
 
@@ -23,14 +34,18 @@ def compile_ptx(
         layout: Layout of the scratch.
         rank: The rank that will run it.
         compute_capability: Of the GPU, such as ``(9, 0)``.
+        looped: True to run the body `repeats` times in one launch, for measuring: the entry then
+            has three more parameters, `repeats`, `warmups` and `times`. Each block writes the
+            nanoseconds that its repeats after the warm-ups took to ``times[block]``.
 
     Returns:
-        PTX text with one entry, whose parameters are the region's address on each rank and then
-        those of the kernel's body up to ``timeout_ns``, each of 64 bits.
+        PTX text with one entry, named after the spec, whose parameters are the region's address on
+        each rank and then those of the kernel's body up to ``timeout_ns``, each of 64 bits.
     """
     from numba import cuda, types
 
-    from shmemar.device import ptx
+    from shmemar.device import memory, ptx
+    from shmemar.device.words import u64
 
     ptx.install()
     body = cuda.jit(device=True)(build(spec, layout))
@@ -60,18 +75,168 @@ def compile_ptx(
             cuda.blockDim.x,
         )
 
-    address = types.uint64
+    def looped_entry(
+        peers: tuple[int, ...],
+        source: int,
+        destination: int,
+        ncomponents: int,
+        epochs: int,
+        broken: int,
+        record: int,
+        timeout_ns: int,
+        repeats: int,
+        warmups: int,
+        times: int,
+    ) -> None:
+        start_ns = u64(0)
+        for repeat in range(repeats):
+            if repeat == warmups:
+                start_ns = memory.globaltimer_ns()
+            body(
+                peers,
+                source,
+                destination,
+                ncomponents,
+                epochs,
+                broken,
+                record,
+                timeout_ns,
+                rank,
+                cuda.grid(1),
+                cuda.gridsize(1),
+                cuda.blockDim.x,
+            )
+        elapsed_ns = u64(memory.globaltimer_ns() - start_ns)
+        if cuda.threadIdx.x == 0:
+            at = times + u64(cuda.blockIdx.x) * u64(8)
+            memory.st_b32(at, elapsed_ns)
+            memory.st_b32(at + u64(4), u64(elapsed_ns >> u64(32)))
+
+    address, index = types.uint64, types.int64
     parameters: tuple[Any, ...] = (
         types.UniTuple(address, spec.nranks),
         address,  # source
         address,  # destination
-        types.int64,  # ncomponents
+        index,  # ncomponents
         address,  # epochs
         address,  # broken
         address,  # record
         types.uint64,  # timeout_ns
     )
+    if looped:
+        parameters += (index, index, address)
     text, _ = cuda.compile(
-        entry, types.void(*parameters), device=False, abi="numba", cc=compute_capability
+        looped_entry if looped else entry,
+        types.void(*parameters),
+        device=False,
+        abi="numba",
+        cc=compute_capability,
     )
-    return str(text)
+    return _tidy(str(text), spec.name)
+
+
+def _tidy(ptx: str, name: str) -> str:
+    """Name the entry and drop what is not used, so that the same kernel is the same text.
+
+    numba's names hold a number that counts the functions of the process.
+    """
+    lines = [
+        line
+        for line in ptx.splitlines()
+        if not line.startswith("//") and "_ZN08NumbaEnv" not in line
+    ]
+    text = "\n".join(lines)
+    found = re.search(r"\.entry\s+(\w+)", text)
+    if not found:
+        raise ShmemarError(f"the PTX of {name} has no entry; numba-cuda changed its output.")
+    return text.replace(found[1], name)
+
+
+class CudaKernel:
+    """A loaded kernel and its prepared arguments. Not for use by several threads at once.
+
+    Attributes:
+        registers: Registers a thread.
+        local_nbytes: Local memory a thread, 0 for every kernel here.
+        resident_blocks: Blocks of `BLOCK_THREADS` threads that the whole GPU holds at once.
+        max_blocks: Blocks that may be launched, as the ranks agreed.
+    """
+
+    def __init__(self, cubin: Any, name: str, nparameters: int, device: Any) -> None:
+        """Load the entry `name` of a cubin; nothing is left to load at the first launch."""
+        from cuda.bindings import driver
+
+        self._object = cubin
+        self._kernel = cubin.get_kernel(name)
+        attributes = self._kernel.attributes
+        self.registers = int(attributes.num_regs)
+        self.local_nbytes = int(attributes.local_size_bytes)
+        per_multiprocessor = self._kernel.occupancy.max_active_blocks_per_multiprocessor(
+            BLOCK_THREADS, 0
+        )
+        self.resident_blocks = int(per_multiprocessor) * int(device.properties.multiprocessor_count)
+        self.max_blocks: int | None = None
+        self._launch = driver.cuLaunchKernel
+        self._success = driver.CUresult.CUDA_SUCCESS
+        self._function = _checked(driver.cuKernelGetFunction(self._kernel.handle))
+        _checked(driver.cuFuncLoad(self._function))
+        self._values = (ctypes.c_uint64 * nparameters)()
+        base = ctypes.addressof(self._values)
+        self._pointers = (ctypes.c_void_p * nparameters)(*range(base, base + 8 * nparameters, 8))
+        self._parameters = ctypes.addressof(self._pointers)
+
+    def launch(self, grid: Grid, arguments: tuple[Any, ...], stream: int) -> None:
+        """Enqueue the kernel; arguments are 64-bit integers, the first a tuple of addresses."""
+        peers, *rest = arguments
+        self._values[:] = [*peers, *rest]
+        status = self._launch(
+            self._function,
+            *(grid.blocks, 1, 1),
+            *(grid.block_threads, 1, 1),
+            *(0, stream, self._parameters, 0),
+        )
+        if status[0] != self._success:
+            _checked(status)
+
+
+def load_kernel(
+    spec: KernelSpec, layout: LLLayout, *, rank: int, device: Any, looped: bool = False
+) -> CudaKernel:
+    """Compile for `device`, or find the cubin on disk by its PTX, and load it."""
+    from cuda.core import Program, ProgramOptions
+    from cuda.core.utils import FileStreamProgramCache
+
+    capability = tuple(device.compute_capability)
+    ptx = compile_ptx(
+        spec, layout, rank=rank, compute_capability=(capability[0], capability[1]), looped=looped
+    )
+    options = ProgramOptions(arch=f"sm_{device.arch}", name=spec.name)
+    cubin = Program(ptx, "ptx", options).compile(
+        "cubin", cache=FileStreamProgramCache(_cache_directory())
+    )
+    nparameters = spec.nranks + (10 if looped else 7)
+    return CudaKernel(cubin, spec.name, nparameters, device)
+
+
+def is_capturing(stream: int) -> bool:
+    """Return whether a stream is being captured into a CUDA graph."""
+    from cuda.bindings import driver
+
+    none = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    return bool(_checked(driver.cuStreamIsCapturing(stream)) != none)
+
+
+def _cache_directory() -> Path:
+    root = environment("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "shmemar" / "cubin"
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    """Unpack what cuda.bindings returns, or raise what it says."""
+    from cuda.bindings import driver
+
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        _, text = driver.cuGetErrorString(status)
+        raise ShmemarError(f"CUDA refused a call: {status.name}: {text.decode()}.")
+    return values[0] if values else None

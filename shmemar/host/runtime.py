@@ -1,61 +1,373 @@
-"""What a communicator needs of the place where its kernels run."""
+"""Kernels on GPUs, data in NVSHMEM's symmetric heap. The only module that imports nvshmem."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import atexit
+import ctypes
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmemar.config import environment
+from shmemar.errors import ArgumentError, BackendUnavailableError
+from shmemar.host.arena import Arena
+from shmemar.host.contract import Control
+from shmemar.host.interop import device_operand, stream_handle
+from shmemar.host.launch import CudaKernel, is_capturing, load_kernel
+from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
+from shmemar.spec import Backend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shmemar.host.bootstrap import Bootstrap
+    from shmemar.host.contract import CompiledKernel, Memory
+    from shmemar.host.interop import Operand
     from shmemar.layout import Grid, LLLayout
-    from shmemar.spec import Backend, KernelSpec
+    from shmemar.spec import KernelSpec
 
-__all__ = ["CompiledKernel", "Memory", "Runtime"]
+__all__ = ["NvshmemRuntime", "nvshmem_version", "why_no_gpu"]
 
-CompiledKernel = Any
-"""What `Runtime.compile` makes and `Runtime.launch` takes."""
+logger = logging.getLogger(__name__)
 
 
-class Memory(Protocol):
-    """Zeroed memory that kernels can reach."""
+def nvshmem_version() -> str:
+    """Version of the NVSHMEM library that this process loads, such as ``"3.8.0"``.
+
+    Raises:
+        BackendUnavailableError: nvshmem4py or the library is missing.
+    """
+    try:
+        import nvshmem.core
+
+        return str(nvshmem.core.get_version().libnvshmem_version)
+    except Exception as error:
+        raise BackendUnavailableError(
+            f"NVSHMEM could not be loaded ({type(error).__name__}: {error}); install it with "
+            "`pip install shmemar[cu13]`, or use backend='emulated'."
+        ) from error
+
+
+def why_no_gpu() -> str | None:
+    """Say why the nvshmem backend can't run in this process; None when nothing is against it.
+
+    Looks for what is installed and visible, and starts nothing.
+    """
+    try:
+        _visible_gpus()
+        _check_nvshmem()
+    except BackendUnavailableError as error:
+        return str(error)
+    return None
+
+
+MIN_NVSHMEM = (3, 4)
+MIN_COMPUTE_CAPABILITY = (7, 0)
+"""Relaxed operations of system scope; kernels are tuned and tested for 9.0."""
+
+
+class _Job:
+    """NVSHMEM as this process runs it: started once, for the ranks of the first communicator.
+
+    Attributes:
+        identity: Bytes that only ranks of this job share.
+        pe: This process's number in the job.
+        arena: Symmetric memory that communicators divide.
+    """
+
+    current: _Job | None = None
+
+    def __init__(self, bootstrap: Bootstrap, device: Any, heap_nbytes: int) -> None:
+        import nvshmem.bindings
+        import nvshmem.core
+
+        identifier = nvshmem.core.get_unique_id(empty=bootstrap.rank != 0)
+        words = identifier._data.view(np.uint8)  # noqa: SLF001 - as nvshmem4py's own example does
+        self.identity: bytes = bootstrap.allgather(words.tobytes())[0]
+        words[:] = np.frombuffer(self.identity, np.uint8).reshape(words.shape)
+        nvshmem.core.init(
+            device=device,
+            uid=identifier,
+            rank=bootstrap.rank,
+            nranks=bootstrap.size,
+            initializer_method="uid",
+        )
+        self.pe = bootstrap.rank
+        self._bindings = nvshmem.bindings
+        self.arena = Arena(bootstrap.together(lambda: self._take(heap_nbytes)), heap_nbytes)
+        # Before MPI's own end, which runs after Python's exit handlers.
+        atexit.register(self._finalize)
+
+    def address_at(self, pe: int) -> int:
+        """Address in this process of the arena of `pe`; 0 when it can't be reached."""
+        return int(self._bindings.ptr(self.arena.base, pe))
+
+    def _take(self, nbytes: int) -> int:
+        try:
+            base = int(self._bindings.calloc(1, nbytes))
+        except Exception as error:
+            raise self._no_room(nbytes) from error
+        if not base:
+            raise self._no_room(nbytes)
+        return base
+
+    @staticmethod
+    def _no_room(nbytes: int) -> BackendUnavailableError:
+        size = environment("NVSHMEM_SYMMETRIC_SIZE") or "its default, 1 GiB"
+        return BackendUnavailableError(
+            f"NVSHMEM's heap (NVSHMEM_SYMMETRIC_SIZE is {size}) has no room for {nbytes} bytes; "
+            "raise that variable, or lower SHMEMAR_HEAP_NBYTES."
+        )
+
+    def _finalize(self) -> None:
+        import nvshmem.core
+
+        if self.arena.nbytes_used:
+            logger.warning("%d bytes of symmetric memory were not freed", self.arena.nbytes_used)
+        self._bindings.free(self.arena.base)
+        nvshmem.core.finalize()
+
+
+@dataclass(frozen=True)
+class _SymmetricMemory:
+    nbytes: int
+    addresses: tuple[int, ...]
+    free: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _DeviceMemory:
+    buffer: Any
 
     @property
     def nbytes(self) -> int:
-        """Bytes of each rank."""
+        return int(self.buffer.size)
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Address in this process of each rank's part, in rank order; private memory has one."""
+        return (int(self.buffer.handle),)
 
     def free(self) -> None:
-        """Return the memory. Of symmetric memory, every rank calls it in the same order."""
+        self.buffer.close()
 
 
-class Runtime(Protocol):
-    """A place where kernels run: GPUs that share a symmetric heap, or its emulation."""
+class NvshmemRuntime:
+    """Kernels on GPUs, data in NVSHMEM's symmetric heap. Collective.
 
-    @property
-    def backend(self) -> Backend:
-        """Which one it is."""
+    Raises:
+        BackendUnavailableError: No GPU, NVSHMEM missing or too old, an older GPU, ranks on
+            different hosts, or a peer that can't be reached; on every rank.
+    """
 
-    @property
-    def is_synchronous(self) -> bool:
-        """True when `launch` returns after the kernel has ended."""
+    backend = Backend.NVSHMEM
+    is_synchronous = False
+
+    def __init__(
+        self, bootstrap: Bootstrap, timeout_s: float, heap_nbytes: int, device: int | None
+    ) -> None:
+        """Bind a GPU, start NVSHMEM if it is not running, and look up the peers.
+
+        Args:
+            bootstrap: The ranks.
+            timeout_s: Deadline for a peer's kernel to be compiled; 0 for none.
+            heap_nbytes: Symmetric memory of the process, when NVSHMEM is started here.
+            device: Ordinal of the GPU; by default the local rank, modulo the number of GPUs.
+        """
+        self._bootstrap = bootstrap
+        self._timeout_s = timeout_s
+        self._kernels: dict[tuple[KernelSpec, LLLayout], CudaKernel] = {}
+        local_rank = bootstrap.local_rank()
+        self._device = bootstrap.together(lambda: _bind_device(device, local_rank))
+        bootstrap.together(_check_nvshmem)
+        self._ranks_per_gpu = self._count_ranks_per_gpu()
+        self._job = self._join_job(heap_nbytes)
+        self._peers = bootstrap.together(self._reach_peers)
+        self._setup_stream = self._device.create_stream()
 
     def allocate_symmetric(self, nbytes: int) -> Memory:
-        """Allocate zeros on every rank, reachable by all. Collective."""
+        """Carve from the arena. Collective of the communicator's ranks alone."""
+        arena = self._job.arena
+        offset = self._bootstrap.together(lambda: arena.allocate(nbytes))
+        from cuda.core import Buffer
+
+        part = Buffer.from_handle(arena.base + offset, nbytes)
+        part.fill(0, stream=self._setup_stream)
+        self._setup_stream.sync()
+        # All parts are zero when this returns, before any peer can store to them.
+        offsets = self._bootstrap.allgather(offset)
+        addresses = tuple(base + theirs for base, theirs in zip(self._peers, offsets, strict=True))
+        return _SymmetricMemory(nbytes, addresses, lambda: arena.free(offset))
 
     def allocate_private(self, nbytes: int) -> Memory:
-        """Allocate zeros for this rank's kernels and host."""
+        """Allocate device memory."""
+        buffer = self._device.allocate(nbytes, stream=self._setup_stream)
+        buffer.fill(0, stream=self._setup_stream)
+        self._setup_stream.sync()
+        return _DeviceMemory(buffer)
 
-    def read_private(self, memory: Memory) -> bytes:
-        """Copy private memory to the host, as far as kernels have written it."""
+    def allocate_control(self) -> Control:
+        """Allocate the broken word on the device, and the record where the host reads it."""
+        from cuda.core import LegacyPinnedMemoryResource
 
-    def compile(self, spec: KernelSpec, layout: LLLayout) -> CompiledKernel:
-        """Compile and load a kernel. Collective: no rank returns before all have compiled."""
+        broken = self.allocate_private(WORD_NBYTES)
+        record = LegacyPinnedMemoryResource().allocate(FAILURE_DTYPE.itemsize)
+        host = (ctypes.c_uint8 * FAILURE_DTYPE.itemsize).from_address(int(record.handle))
+        ctypes.memset(host, 0, FAILURE_DTYPE.itemsize)
 
-    def launch(
-        self, kernel: CompiledKernel, grid: Grid, arguments: tuple[Any, ...], stream: Any
-    ) -> None:
-        """Enqueue a kernel on `stream`; arguments are those of its body, up to the rank."""
+        def free() -> None:
+            broken.free()
+            record.close()
 
-    def check_stream(self, stream: Any) -> None:
-        """Raise an `ArgumentError` when `stream` is not one that kernels can run on."""
+        return Control(broken.addresses[0], int(record.handle), lambda: bytes(host), free)
+
+    def compile(self, spec: KernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
+        """Compile to a cubin and load it. Collective.
+
+        Raises:
+            ArgumentError: `stream` is being captured, which forbids loading.
+        """
+        key = spec, layout
+        if key not in self._kernels:
+            if is_capturing(stream):
+                raise ArgumentError(
+                    f"{spec.name} is called for the first time while stream {stream:#x} is being "
+                    "captured into a CUDA graph; expected a call before the capture, which loads "
+                    "the kernel. Make the same call once outside of it."
+                )
+            kernel = load_kernel(spec, layout, rank=self._bootstrap.rank, device=self._device)
+            resident = kernel.resident_blocks // self._ranks_per_gpu
+            everyones = self._bootstrap.allgather_within(
+                resident, self._timeout_s, f"compile {spec.name}"
+            )
+            kernel.max_blocks = max(min(everyones), 1)
+            self._kernels[key] = kernel
+        return self._kernels[key]
+
+    def launch(self, kernel: Any, grid: Grid, arguments: tuple[Any, ...], stream: int) -> None:
+        """Enqueue a kernel."""
+        kernel.launch(grid, arguments, stream)
+
+    def stream(self, stream: Any, x: Any) -> int:
+        """Return the handle of a caller's stream, or of the current one of `x`'s library."""
+        return stream_handle(stream, x)
+
+    def operand(self, name: str, array: Any, stream: int, *, writeable: bool) -> Operand:
+        """Check an array on this rank's GPU."""
+        return device_operand(
+            name, array, stream, device=self._device.device_id, writeable=writeable
+        )
+
+    def empty_like(self, x: Any) -> Any:
+        """Allocate with CuPy or torch, whichever `x` is of."""
+        library = type(x).__module__.partition(".")[0]
+        if library == "cupy":
+            import cupy
+
+            return cupy.empty_like(x)
+        if library == "torch":
+            import torch
+
+            return torch.empty_like(x)
+        raise ArgumentError(
+            f"out is None, and x is {type(x).__module__}.{type(x).__name__}; expected out= for an "
+            "array that is neither CuPy's nor torch's."
+        )
+
+    def synchronize(self) -> None:
+        """Wait until everything on this rank's GPU has ended."""
+        self._device.sync()
+
+    def _count_ranks_per_gpu(self) -> int:
+        where = (self._bootstrap.host(), self._device.uuid)
+        crowd = max(Counter(self._bootstrap.allgather(where)).values())
+        if crowd > 1 and self._bootstrap.rank == 0 and not _is_under_mps(self._device):
+            logger.warning(
+                "%d ranks share a GPU and CUDA MPS is not running: every wait takes a time slice "
+                "of about 2 ms. Start it with `nvidia-cuda-mps-control -d`.",
+                crowd,
+            )
+        return crowd
+
+    def _join_job(self, heap_nbytes: int) -> _Job:
+        running = _Job.current
+        identities = self._bootstrap.allgather(running and running.identity)
+        strangers = [r for r, other in enumerate(identities) if other != identities[0]]
+        if strangers:
+            raise BackendUnavailableError(
+                "NVSHMEM runs already, for other ranks than those of comm (rank "
+                f"{strangers[0]} is not with rank 0). Make the communicator of all ranks first."
+            )
+        if running is None:
+            running = _Job(self._bootstrap, self._device, heap_nbytes)
+            _Job.current = running
+        return running
+
+    def _reach_peers(self) -> tuple[int, ...]:
+        pes = self._bootstrap.allgather(self._job.pe)
+        hosts = self._bootstrap.hosts()
+        addresses = tuple(self._job.address_at(pe) for pe in pes)
+        unreached = [rank for rank, address in enumerate(addresses) if not address]
+        if unreached:
+            rank = unreached[0]
+            raise BackendUnavailableError(
+                f"rank {self._bootstrap.rank} on {hosts[self._bootstrap.rank]} can't store to the "
+                f"memory of rank {rank} on {hosts[rank]}: the GPUs have no peer access. shmemar's "
+                "kernels need it; start all ranks on one host whose GPUs are linked."
+            )
+        return addresses
+
+
+def _visible_gpus() -> Any:
+    try:
+        from cuda.core import Device
+
+        devices = Device.get_all_devices()
+    except Exception as error:
+        raise BackendUnavailableError(
+            f"no GPU can be used ({type(error).__name__}: {error}). Install a driver and "
+            "`pip install shmemar[cu13]`, or use backend='emulated'."
+        ) from error
+    if not devices:
+        raise BackendUnavailableError(
+            "no GPU is visible; check CUDA_VISIBLE_DEVICES, or use backend='emulated'."
+        )
+    return devices
+
+
+def _bind_device(ordinal: int | None, local_rank: int) -> Any:
+    devices = _visible_gpus()
+    if ordinal is not None and not 0 <= ordinal < len(devices):
+        raise BackendUnavailableError(
+            f"device is {ordinal}; expected 0 to {len(devices) - 1}, the GPUs that are visible."
+        )
+    device = devices[local_rank % len(devices) if ordinal is None else ordinal]
+    capability = tuple(device.compute_capability)
+    if capability < MIN_COMPUTE_CAPABILITY:
+        raise BackendUnavailableError(
+            f"GPU {device.device_id} ({device.name}) has compute capability {capability}; expected "
+            f"{MIN_COMPUTE_CAPABILITY} or newer."
+        )
+    device.set_current()
+    return device
+
+
+def _check_nvshmem() -> None:
+    version = nvshmem_version()
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_NVSHMEM:
+        wanted = ".".join(map(str, MIN_NVSHMEM))
+        raise BackendUnavailableError(
+            f"NVSHMEM is {version}; expected {wanted} or newer. Upgrade nvidia-nvshmem-cu13."
+        )
+
+
+def _is_under_mps(device: Any) -> bool:
+    from cuda.bindings import driver
+
+    attribute = getattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
+    if attribute is None:
+        return False
+    status, value = driver.cuDeviceGetAttribute(attribute, device.device_id)
+    return bool(status == driver.CUresult.CUDA_SUCCESS and value)

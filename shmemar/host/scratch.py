@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from shmemar.layout import LLLayout
 
 if TYPE_CHECKING:
+    from shmemar.host.contract import Memory, Runtime
     from shmemar.host.heap import SymmetricHeap
-    from shmemar.host.runtime import Memory, Runtime
 
 __all__ = ["LLScratch"]
 

@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import shmemar
+from tests.distributed.arrays import Arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,17 +20,29 @@ def world() -> MPI.Intracomm:
 
 
 @pytest.fixture(scope="session")
-def comm(world: MPI.Intracomm) -> Iterator[shmemar.Communicator]:
+def backend(pytestconfig: pytest.Config) -> str:
+    return str(pytestconfig.getoption("--backend"))
+
+
+@pytest.fixture(scope="session")
+def arrays(pytestconfig: pytest.Config) -> Arrays:
+    return Arrays(pytestconfig.getoption("--arrays"))
+
+
+@pytest.fixture(scope="session")
+def comm(world: MPI.Intracomm, backend: str) -> Iterator[shmemar.Communicator]:
     """A communicator of all ranks, for tests that leave it whole."""
-    with shmemar.init(world, backend="emulated") as made:
+    with shmemar.init(world, backend=backend) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def small(world: MPI.Intracomm) -> Iterator[shmemar.Communicator]:
+def small(
+    world: MPI.Intracomm, backend: str, comm: shmemar.Communicator
+) -> Iterator[shmemar.Communicator]:
     """A communicator whose scratch holds one block, so that little data takes many passes."""
     one_block = 2 * world.size * 256 * 16
-    with shmemar.init(world, backend="emulated", scratch_nbytes=one_block) as made:
+    with shmemar.init(world, backend=backend, scratch_nbytes=one_block) as made:
         yield made
 
 

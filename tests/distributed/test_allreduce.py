@@ -15,6 +15,8 @@ from shmemar.host.exact import count_wrong, exact_input, exact_result, poison
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from tests.distributed.arrays import Arrays
+
 
 COMBINATIONS = [(name, op) for name, dtype in DTYPES.items() for op in supported_ops(dtype)]
 
@@ -28,8 +30,9 @@ OF_EACH_WIDTH = [
 class Checked:
     """Calls all-reduce with exact inputs that differ at every call, and counts what is wrong."""
 
-    def __init__(self, comm: shmemar.Communicator) -> None:
+    def __init__(self, comm: shmemar.Communicator, arrays: Arrays) -> None:
         self.comm = comm
+        self.arrays = arrays
         self.call = 0
         self.wrong: list[tuple[int, int]] = []
 
@@ -40,29 +43,31 @@ class Checked:
         self.call += 1
         dtype, comm = DTYPES[name], self.comm
         expected = exact_result(dtype, op, count, nranks=comm.size, call=self.call)
-        whole = np.empty(count + offset + 1, name)
+        values = np.zeros(count + offset + 1, name)
+        values[offset : offset + count] = exact_input(
+            dtype, op, count, rank=comm.rank, call=self.call
+        )
+        whole = self.arrays.make(values)
         x = whole[offset : offset + count]
-        x[...] = exact_input(dtype, op, count, rank=comm.rank, call=self.call)
-        unchanged = x.copy()
-        guarded = np.empty(count + 3, name)
-        poison(guarded)
-        before = guarded.copy()
+        frame = np.empty(count + 3, name)
+        poison(frame)
+        guarded = self.arrays.make(frame)
         out = x if in_place else guarded[1 : 1 + count]
         comm.allreduce(x, out=out, op=op)
-        wrong = count_wrong(out, expected)
+        wrong = count_wrong(self.arrays.host(out), expected)
         if not in_place:
-            wrong += count_wrong(x, unchanged)
+            wrong += count_wrong(self.arrays.host(whole), values)
             around = np.r_[0, count + 1 : count + 3]
-            wrong += guarded[around].tobytes() != before[around].tobytes()
+            wrong += self.arrays.host(guarded)[around].tobytes() != frame[around].tobytes()
         if wrong:
             self.wrong.append((self.call, wrong))
 
 
 @pytest.mark.parametrize(("name", "op"), COMBINATIONS)
 def test_every_count_up_to_300_is_exact(
-    comm: shmemar.Communicator, agree: Any, name: str, op: ReduceOp
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str, op: ReduceOp
 ) -> None:
-    reduce = Checked(comm)
+    reduce = Checked(comm, arrays)
     for count in range(301):
         # Ranks differ in alignment, and in whether they reduce in place.
         reduce(
@@ -77,9 +82,9 @@ def test_every_count_up_to_300_is_exact(
 
 @pytest.mark.parametrize("exponent", range(17))
 def test_counts_beside_powers_of_two_are_exact(
-    comm: shmemar.Communicator, agree: Any, exponent: int
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any, exponent: int
 ) -> None:
-    reduce = Checked(comm)
+    reduce = Checked(comm, arrays)
     for count in (2**exponent - 1, 2**exponent, 2**exponent + 1):
         reduce("float32", ReduceOp.SUM, count)
         reduce("float32", ReduceOp.SUM, count, offset=1, in_place=True)
@@ -89,9 +94,9 @@ def test_counts_beside_powers_of_two_are_exact(
 @pytest.mark.parametrize(("name", "op"), OF_EACH_WIDTH)
 @pytest.mark.parametrize("npasses", [1, 2, 3, 10])
 def test_either_side_of_a_pass_boundary_is_exact(
-    small: shmemar.Communicator, agree: Any, name: str, op: ReduceOp, npasses: int
+    small: shmemar.Communicator, arrays: Arrays, agree: Any, name: str, op: ReduceOp, npasses: int
 ) -> None:
-    reduce = Checked(small)
+    reduce = Checked(small, arrays)
     boundary = npasses * 256 * 8 // DTYPES[name].itemsize
     for count in (boundary - 1, boundary, boundary + 1):
         reduce(name, op, count)
@@ -100,9 +105,9 @@ def test_either_side_of_a_pass_boundary_is_exact(
 
 
 def test_a_message_larger_than_the_default_scratch_is_exact(
-    comm: shmemar.Communicator, agree: Any
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any
 ) -> None:
-    reduce = Checked(comm)
+    reduce = Checked(comm, arrays)
     per_pass = (4 << 20) // (2 * comm.size * 16) * 2
     for count in (per_pass + 1, 2 * per_pass + 3):
         reduce("float32", ReduceOp.SUM, count)
@@ -110,11 +115,15 @@ def test_a_message_larger_than_the_default_scratch_is_exact(
 
 
 def test_a_random_sequence_of_calls_is_exact(
-    comm: shmemar.Communicator, small: shmemar.Communicator, agree: Any, request: Any
+    comm: shmemar.Communicator,
+    small: shmemar.Communicator,
+    arrays: Arrays,
+    agree: Any,
+    request: Any,
 ) -> None:
     draw = np.random.default_rng(2026)  # the same on every rank
     local = np.random.default_rng(comm.rank)
-    reduces = [Checked(comm), Checked(small)]
+    reduces = [Checked(comm, arrays), Checked(small, arrays)]
     ncalls = request.config.getoption("--random-calls")
     for _ in range(ncalls):
         which = int(draw.integers(8) == 0)
@@ -140,56 +149,61 @@ def random_floats(name: str, count: int, rank: int) -> NDArray[Any]:
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PROD])
 @pytest.mark.parametrize("name", ["float32", "float64", "complex64", "complex128"])
 def test_ranks_and_runs_agree_bit_for_bit(
-    comm: shmemar.Communicator, agree: Any, name: str, op: ReduceOp
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str, op: ReduceOp
 ) -> None:
     x = random_floats(name, 1000, comm.rank)
-    bits = {comm.allreduce(x, op=op).tobytes() for _ in range(20)}
+    bits = {arrays.reduce(comm, x, op=op).tobytes() for _ in range(20)}
     assert len(bits) == 1
     everyone = agree(next(iter(bits)))
     assert len(set(everyone)) == 1
 
 
 @pytest.mark.parametrize("name", ["float32", "complex128"])
-def test_sums_are_taken_in_rank_order(comm: shmemar.Communicator, agree: Any, name: str) -> None:
+def test_sums_are_taken_in_rank_order(
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str
+) -> None:
     expected = random_floats(name, 1000, 0)
     for rank in range(1, comm.size):
         expected = expected + random_floats(name, 1000, rank)
-    got = comm.allreduce(random_floats(name, 1000, comm.rank))
+    got = arrays.reduce(comm, random_floats(name, 1000, comm.rank))
     assert agree(got.tobytes() == expected.tobytes()) == [True] * comm.size
 
 
 def test_an_elements_bits_do_not_depend_on_the_size_of_the_message(
-    comm: shmemar.Communicator, agree: Any
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any
 ) -> None:
     x = random_floats("float32", 5000, comm.rank)
-    whole = comm.allreduce(x)
+    whole = arrays.reduce(comm, x)
     same = [
-        comm.allreduce(x[:n].copy()).tobytes() == whole[:n].tobytes() for n in (1, 7, 300, 4999)
+        arrays.reduce(comm, x[:n].copy()).tobytes() == whole[:n].tobytes()
+        for n in (1, 7, 300, 4999)
     ]
     assert agree(same) == [[True] * 4] * comm.size
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
-def test_special_values_pass_through(comm: shmemar.Communicator, agree: Any, name: str) -> None:
+def test_special_values_pass_through(
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str
+) -> None:
     tiny = np.finfo(name).smallest_subnormal
     x = np.array([-0.0, tiny, np.inf, -np.inf, np.nan, 1.0], name)
     with np.errstate(invalid="ignore"):
         expected = x * comm.size
-    got = comm.allreduce(x)
+    got = arrays.reduce(comm, x)
     right = np.array_equal(got, expected, equal_nan=True) and bool(np.signbit(got[0]))
-    clean = bool((comm.allreduce(np.ones(6, name)) == comm.size).all())
+    clean = bool((arrays.reduce(comm, np.ones(6, name)) == comm.size).all())
     assert agree((right, clean)) == [(True, True)] * comm.size
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf])
 @pytest.mark.parametrize("name", ["float32", "float64"])
 def test_opposite_infinities_and_one_ranks_nan_give_nan(
-    comm: shmemar.Communicator, agree: Any, name: str, special: float
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str, special: float
 ) -> None:
     x = np.zeros(5, name)
     last = comm.rank == comm.size - 1
     x[2] = special if last else -np.inf
-    got = comm.allreduce(x)
+    got = arrays.reduce(comm, x)
     alone = comm.size == 1 and special == np.inf
     right = bool(np.isposinf(got[2]) if alone else np.isnan(got[2]))
     assert agree((right, got[[0, 1, 3, 4]].any())) == [(True, False)] * comm.size
@@ -198,51 +212,54 @@ def test_opposite_infinities_and_one_ranks_nan_give_nan(
 @pytest.mark.parametrize("name", ["float32", "float64"])
 @pytest.mark.parametrize(("op", "sign"), [("min", True), ("max", False)])
 def test_min_and_max_propagate_nan_and_order_zeros(
-    comm: shmemar.Communicator, agree: Any, name: str, op: str, sign: bool
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str, op: str, sign: bool
 ) -> None:
     odd = comm.rank % 2 == 1
     x = np.array([-0.0 if odd else 0.0, 0.0 if odd else -0.0, np.nan if odd else 1.0], name)
-    got = comm.allreduce(x, op=op)
+    got = arrays.reduce(comm, x, op=op)
     expected = [False, True, False] if comm.size == 1 else [sign, sign, True]
     seen = [bool(np.signbit(got[0])), bool(np.signbit(got[1])), bool(np.isnan(got[2]))]
     assert agree(seen) == [expected] * comm.size
 
 
 @pytest.mark.parametrize("name", ["int32", "int64"])
-def test_integers_wrap(comm: shmemar.Communicator, agree: Any, name: str) -> None:
+def test_integers_wrap(comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str) -> None:
     x = np.array([np.iinfo(name).max, np.iinfo(name).min], name)
     with np.errstate(over="ignore"):
         expected = np.add.reduce(np.tile(x, (comm.size, 1)), axis=0, dtype=name)
-    assert agree((comm.allreduce(x) == expected).all()) == [True] * comm.size
+    assert agree((arrays.reduce(comm, x) == expected).all()) == [True] * comm.size
 
 
-def test_shape_is_kept_and_out_is_returned(comm: shmemar.Communicator) -> None:
-    x = np.ones((2, 3, 4), np.float64)
-    out = np.empty_like(x)
+def test_shape_is_kept_and_out_is_returned(comm: shmemar.Communicator, arrays: Arrays) -> None:
+    x = arrays.make(np.ones((2, 3, 4)))
+    out = arrays.make(np.zeros((2, 3, 4)))
     assert comm.allreduce(x, out=out) is out
     fresh = comm.allreduce(x)
-    assert fresh.shape == (2, 3, 4)
-    assert fresh is not x
-    assert (out == comm.size).all()
-    assert (fresh == comm.size).all()
+    assert type(fresh) is type(x)
+    assert arrays.host(fresh).shape == (2, 3, 4)
+    assert (arrays.host(out) == comm.size).all()
+    assert (arrays.host(fresh) == comm.size).all()
+    assert (arrays.host(x) == 1).all()
 
 
-def test_a_scalar_array_reduces(comm: shmemar.Communicator) -> None:
-    got = comm.allreduce(np.array(3.0))
+def test_a_scalar_array_reduces(comm: shmemar.Communicator, arrays: Arrays) -> None:
+    got = arrays.reduce(comm, np.array(3.0))
     assert got.shape == ()
     assert got == 3.0 * comm.size
 
 
-def test_a_call_without_elements_is_a_no_op(comm: shmemar.Communicator, agree: Any) -> None:
-    before = comm.allreduce(np.ones(1, np.float32))
-    empty = comm.allreduce(np.empty((0, 3), np.float32))
-    after = comm.allreduce(np.ones(1, np.float32))
+def test_a_call_without_elements_is_a_no_op(
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any
+) -> None:
+    before = arrays.reduce(comm, np.ones(1, np.float32))
+    empty = arrays.reduce(comm, np.empty((0, 3), np.float32))
+    after = arrays.reduce(comm, np.ones(1, np.float32))
     verdict = (empty.shape, float(before[0]), float(after[0]))
     assert agree(verdict) == [((0, 3), comm.size, comm.size)] * comm.size
 
 
-def test_a_late_rank_is_waited_for(comm: shmemar.Communicator, agree: Any) -> None:
-    reduce = Checked(comm)
+def test_a_late_rank_is_waited_for(comm: shmemar.Communicator, arrays: Arrays, agree: Any) -> None:
+    reduce = Checked(comm, arrays)
     for late in range(comm.size):
         if comm.rank == late:
             time.sleep(0.1)
@@ -251,12 +268,12 @@ def test_a_late_rank_is_waited_for(comm: shmemar.Communicator, agree: Any) -> No
 
 
 def test_communicators_of_halves_and_of_all_are_used_in_turn(
-    world: Any, comm: shmemar.Communicator, agree: Any
+    world: Any, comm: shmemar.Communicator, arrays: Arrays, agree: Any
 ) -> None:
     colour = world.rank % 2
     half = world.Split(colour, world.rank)
-    with shmemar.init(half, backend="emulated") as part:
-        whole, halves = Checked(comm), Checked(part)
+    with shmemar.init(half, backend=comm.backend) as part:
+        whole, halves = Checked(comm, arrays), Checked(part, arrays)
         for count in range(1, 60):
             for _ in range(1 + colour):  # the halves make different numbers of calls
                 halves("float32", ReduceOp.SUM, count * (1 + colour))

@@ -18,14 +18,12 @@ from greenlet import getcurrent, greenlet
 from shmemar.device.interpreter import Order, running
 from shmemar.device.kernels import build
 from shmemar.host.exact import exact_input, exact_result
-from shmemar.layout import ControlLayout, LLLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shmemar.layout import LLLayout
     from shmemar.spec import KernelSpec
-
-CONTROL = ControlLayout()
 
 
 class StuckError(Exception):
@@ -192,8 +190,8 @@ def wrong_calls(
                     destination,
                     call.count * call.spec.dtype.components,
                     base + epochs,
-                    base + control + CONTROL.broken_offset,
-                    base + control + CONTROL.record_offset,
+                    base + control,
+                    base + control + 128,
                     0,
                     rank,
                     index,

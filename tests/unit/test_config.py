@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmemar.config import Config, environment
+from shmemar.config import DEFAULT_HEAP_NBYTES, Config, environment
 from shmemar.errors import ConfigurationError
 from shmemar.layout import DEFAULT_SCRATCH_NBYTES
 from shmemar.spec import Backend, Kernel, Protocol
@@ -30,6 +30,7 @@ GOOD = [
     ("SHMEMAR_MULTICAST", "1", True),
     ("SHMEMAR_MAX_BLOCKS", "1", 1),
     ("SHMEMAR_SCRATCH_NBYTES", "65536", 65536),
+    ("SHMEMAR_HEAP_NBYTES", "1048576", 1 << 20),
 ]
 
 SWITCH, WHOLE, SECONDS = "0 or 1", "a whole number of 1 or more", "seconds, 0 or more"
@@ -52,6 +53,7 @@ BAD = [
     ("SHMEMAR_SCRATCH_NBYTES", "0", WHOLE),
     ("SHMEMAR_SCRATCH_NBYTES", "4MiB", WHOLE),
     ("SHMEMAR_SCRATCH_NBYTES", "\N{SUPERSCRIPT TWO}", WHOLE),
+    ("SHMEMAR_HEAP_NBYTES", "9" * 5000, WHOLE),
 ]
 
 configs = st.builds(
@@ -64,6 +66,7 @@ configs = st.builds(
     multicast=st.booleans(),
     max_blocks=st.none() | st.integers(1, 1 << 31),
     scratch_nbytes=st.integers(1, 1 << 40),
+    heap_nbytes=st.integers(1, 1 << 40),
 )
 
 
@@ -81,6 +84,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         multicast=False,
         max_blocks=None,
         scratch_nbytes=DEFAULT_SCRATCH_NBYTES,
+        heap_nbytes=DEFAULT_HEAP_NBYTES,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from shmemar.dtypes import DTYPES
 from shmemar.errors import ArgumentError, ArgumentTypeError
-from shmemar.host.interop import Operand, as_operand, check_pair
+from shmemar.host.interop import Operand, check_pair, host_operand
 
 
 def address_of(array: Any) -> int:
@@ -33,23 +33,23 @@ def test_a_contiguous_array_is_described(
     dtype: str, shape: tuple[int, ...], *, writeable: bool
 ) -> None:
     array = np.zeros(shape, dtype)
-    operand = as_operand("x", array, writeable=writeable)
+    operand = host_operand("x", array, writeable=writeable)
     assert operand == Operand(address_of(array), array.size, DTYPES[dtype])
     assert operand.nbytes == array.nbytes
 
 
 def test_a_view_is_described_from_its_own_start() -> None:
     base = np.zeros(10, np.float32)
-    operand = as_operand("x", base[3:7], writeable=True)
+    operand = host_operand("x", base[3:7], writeable=True)
     assert (operand.address, operand.count) == (address_of(base) + 12, 4)
 
 
 def test_a_read_only_input_is_taken() -> None:
-    assert as_operand("x", read_only(np.zeros(3, np.int32)), writeable=False).count == 3
+    assert host_operand("x", read_only(np.zeros(3, np.int32)), writeable=False).count == 3
 
 
 def test_an_array_of_complex128_may_be_aligned_to_its_components() -> None:
-    assert as_operand("x", misaligned("complex128", 8), writeable=True).count == 2
+    assert host_operand("x", misaligned("complex128", 8), writeable=True).count == 2
 
 
 BAD = {
@@ -100,7 +100,7 @@ def test_an_array_that_kernels_cannot_take_is_refused(
     array: Any, kind: type[Exception], parts: list[str], name: str
 ) -> None:
     with pytest.raises(kind) as caught:
-        as_operand(name, array, writeable=False)
+        host_operand(name, array, writeable=False)
     message = str(caught.value)
     assert message.startswith(name)
     assert [part for part in parts if part not in message] == []
@@ -108,7 +108,7 @@ def test_an_array_that_kernels_cannot_take_is_refused(
 
 def test_a_read_only_output_is_refused() -> None:
     with pytest.raises(ArgumentError) as caught:
-        as_operand("out", read_only(np.zeros(3, np.float32)), writeable=True)
+        host_operand("out", read_only(np.zeros(3, np.float32)), writeable=True)
     assert "out is read-only; expected an array that can be written to" in str(caught.value)
 
 
@@ -146,4 +146,4 @@ def test_an_output_of_another_count_is_refused() -> None:
 
 def test_an_output_of_another_shape_but_the_same_count_is_taken() -> None:
     x, out = np.zeros((2, 3), np.float32), np.zeros(6, np.float32)
-    check_pair(as_operand("x", x, writeable=False), as_operand("out", out, writeable=True))
+    check_pair(host_operand("x", x, writeable=False), host_operand("out", out, writeable=True))

@@ -19,7 +19,6 @@ from shmemar.layout import (
     PACKET_NBYTES,
     PAYLOAD_NBYTES,
     WORD_NBYTES,
-    ControlLayout,
     LLLayout,
     failure_offset,
     grid_for,
@@ -148,16 +147,6 @@ def test_failure_words_lie_side_by_side_and_fill_the_record() -> None:
     offsets = [failure_offset(name) for name in FAILURE_DTYPE.names or ()]
     assert offsets == list(range(0, FAILURE_DTYPE.itemsize, WORD_NBYTES))
     assert len(offsets) > 0
-
-
-def test_the_failure_record_and_the_broken_word_are_apart() -> None:
-    control = ControlLayout()
-    end = control.record_offset + FAILURE_DTYPE.itemsize
-    assert control.record_offset % WORD_NBYTES == control.broken_offset % WORD_NBYTES == 0
-    assert control.broken_offset >= 0
-    assert control.broken_offset + WORD_NBYTES <= control.record_offset
-    assert end <= control.nbytes
-    assert control.broken_offset // 128 != control.record_offset // 128, "they share a line"
 
 
 def diagram() -> dict[str, list[str]]:

@@ -1,0 +1,97 @@
+"""What a communicator needs of the place where its kernels run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shmemar.host.interop import Operand
+    from shmemar.layout import Grid, LLLayout
+    from shmemar.spec import Backend, KernelSpec
+
+__all__ = ["CompiledKernel", "Control", "Memory", "Runtime"]
+
+
+class Memory(Protocol):
+    """Zeroed memory that kernels can reach."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of each rank."""
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Address in this process of each rank's part, in rank order; private memory has one."""
+
+    def free(self) -> None:
+        """Return the memory. Of symmetric memory, every rank calls it in the same order."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """A rank's broken word and failure record, zeroed.
+
+    Attributes:
+        broken: Address of the word, in memory that kernels read fast.
+        record: Address of the record, in memory that the host can read while kernels run.
+        read: Returns the bytes of the record.
+        free: Returns the memory.
+    """
+
+    broken: int
+    record: int
+    read: Callable[[], bytes]
+    free: Callable[[], None]
+
+
+class CompiledKernel(Protocol):
+    """What `Runtime.compile` makes and `Runtime.launch` takes."""
+
+    @property
+    def max_blocks(self) -> int | None:
+        """Blocks that may be launched at once; the same on all ranks; None for any number."""
+
+
+class Runtime(Protocol):
+    """A place where kernels run: GPUs that share a symmetric heap, or its emulation."""
+
+    @property
+    def backend(self) -> Backend:
+        """Which one it is."""
+
+    @property
+    def is_synchronous(self) -> bool:
+        """True when `launch` returns after the kernel has ended."""
+
+    def allocate_symmetric(self, nbytes: int) -> Memory:
+        """Allocate zeros on every rank, reachable by all. Collective."""
+
+    def allocate_private(self, nbytes: int) -> Memory:
+        """Allocate zeros for this rank's kernels."""
+
+    def allocate_control(self) -> Control:
+        """Allocate a rank's broken word and failure record."""
+
+    def compile(self, spec: KernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
+        """Compile and load a kernel for use on `stream`, unless that was done before.
+
+        Collective: no rank returns before all have loaded it.
+        """
+
+    def launch(self, kernel: Any, grid: Grid, arguments: tuple[Any, ...], stream: int) -> None:
+        """Enqueue a kernel on `stream`; arguments are those of its body up to the timeout."""
+
+    def stream(self, stream: Any, x: Any) -> int:
+        """Return the handle of a caller's stream, or of the current one of `x`'s library."""
+
+    def operand(self, name: str, array: Any, stream: int, *, writeable: bool) -> Operand:
+        """Check one array and describe it."""
+
+    def empty_like(self, x: Any) -> Any:
+        """Allocate an array like `x`, in the library that `x` is of."""
+
+    def synchronize(self) -> None:
+        """Wait until this rank's kernels have ended."""

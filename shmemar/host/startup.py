@@ -1,0 +1,157 @@
+"""Making a communicator: configuration, agreement of the ranks on it, and the runtime."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from shmemar import __version__
+from shmemar.config import Config
+from shmemar.errors import ConfigurationError, ShmemarError
+from shmemar.host.bootstrap import Bootstrap, group_ranks, list_groups
+from shmemar.host.communicator import Communicator
+from shmemar.host.emulation import EmulatedRuntime
+from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
+from shmemar.layout import LLLayout
+from shmemar.spec import MAX_RANKS, Backend, Determinism
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from shmemar.host.contract import Runtime
+
+__all__ = ["init"]
+
+logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=Enum)
+
+
+def init(
+    comm: MPI.Intracomm,
+    *,
+    backend: str | Backend | None = None,
+    determinism: str | Determinism = "run_to_run",
+    device: int | None = None,
+    scratch_nbytes: int | None = None,
+) -> Communicator:
+    """Make a communicator of the ranks of `comm`.
+
+    Collective: every rank of `comm` calls it, with the same arguments and the same ``SHMEMAR_*``
+    variables. They are read here, once, and compared.
+
+    Args:
+        comm: An mpi4py intracommunicator; it is duplicated.
+        backend: ``"auto"`` (the default), ``"nvshmem"`` or ``"emulated"``; goes before
+            ``SHMEMAR_BACKEND``.
+        determinism: ``"run_to_run"``, ``"bitwise"`` or ``"not_guaranteed"``; see
+            :class:`shmemar.spec.Determinism`.
+        device: Ordinal of this rank's GPU, which may differ between ranks; by default its number
+            among the ranks of its host, modulo the number of GPUs.
+        scratch_nbytes: Symmetric scratch of each rank in bytes; goes before
+            ``SHMEMAR_SCRATCH_NBYTES``; 4 MiB by default.
+
+    Raises:
+        ArgumentTypeError: `comm` is no mpi4py communicator.
+        ConfigurationError: An argument or variable is unknown, or differs between ranks; on every
+            rank.
+        BackendUnavailableError: The backend can't run here; on every rank.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> import numpy as np
+        >>> import shmemar
+        >>> with shmemar.init(MPI.COMM_WORLD, backend="emulated") as comm:
+        ...     total = comm.allreduce(np.ones(3, np.float32))
+        >>> bool((total == MPI.COMM_WORLD.size).all())
+        True
+    """
+    bootstrap = Bootstrap(comm)
+    try:
+        config, chosen = bootstrap.together(
+            lambda: _configure(backend, determinism, device, scratch_nbytes, bootstrap.size)
+        )
+        _compare(config, chosen, bootstrap)
+        return Communicator(
+            bootstrap,
+            config,
+            chosen,
+            lambda timeout_s: _make_runtime(bootstrap, config, timeout_s, device),
+        )
+    except ShmemarError:
+        bootstrap.free()
+        raise
+
+
+def _make_runtime(
+    bootstrap: Bootstrap, config: Config, timeout_s: float, device: int | None
+) -> Runtime:
+    """Make the runtime that is configured; with ``auto``, the one that every rank can run."""
+
+    def on_gpus() -> Runtime:
+        return NvshmemRuntime(bootstrap, timeout_s, config.heap_nbytes, device)
+
+    if config.backend is Backend.EMULATED:
+        return EmulatedRuntime(bootstrap, timeout_s)
+    if config.backend is Backend.NVSHMEM:
+        return on_gpus()
+    reasons = bootstrap.allgather(why_no_gpu())
+    if not any(reasons):
+        return on_gpus()
+    if bootstrap.rank == 0:
+        reason = next(filter(None, reasons))
+        logger.warning("emulated backend: kernels run on the CPU, because %s", reason)
+    return EmulatedRuntime(bootstrap, timeout_s)
+
+
+def _configure(
+    backend: str | Backend | None,
+    determinism: str | Determinism,
+    device: int | None,
+    scratch_nbytes: int | None,
+    nranks: int,
+) -> tuple[Config, Determinism]:
+    if nranks > MAX_RANKS:
+        raise ConfigurationError(f"comm has {nranks} ranks; expected {MAX_RANKS} at most.")
+    config = Config.from_environment()
+    if backend is not None:
+        config = replace(config, backend=_member(Backend, "backend", backend))
+    if scratch_nbytes is not None:
+        if isinstance(scratch_nbytes, bool) or not isinstance(scratch_nbytes, int | np.integer):
+            raise ConfigurationError(
+                f"scratch_nbytes is {scratch_nbytes!r}; expected a whole number of bytes, or None."
+            )
+        config = replace(config, scratch_nbytes=int(scratch_nbytes))
+    LLLayout.fit(nranks, config.scratch_nbytes)
+    if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
+        raise ConfigurationError(f"device is {device!r}; expected the ordinal of a GPU, or None.")
+    return config, _member(Determinism, "determinism", determinism)
+
+
+def _member(enum: type[E], name: str, value: Any) -> E:
+    try:
+        return enum(value)
+    except ValueError:
+        names = ", ".join(repr(member.value) for member in enum)
+        raise ConfigurationError(f"{name} is {value!r}; expected one of {names}.") from None
+
+
+def _compare(config: Config, determinism: Determinism, bootstrap: Bootstrap) -> None:
+    """Raise on every rank when the ranks' configurations differ, naming variable and ranks."""
+    own = {
+        **config.as_variables(),
+        "determinism": determinism.value,
+        "shmemar's version": __version__,
+    }
+    everyone = bootstrap.allgather(own)
+    for variable in own:
+        by_value = group_ranks(entry[variable] for entry in everyone)
+        if len(by_value) > 1:
+            raise ConfigurationError(
+                f"{variable} differs between ranks: {list_groups(by_value)}. Give every rank the "
+                "same (mpirun -x NAME exports a variable)."
+            )

@@ -1,0 +1,336 @@
+"""What only GPUs have: streams, graphs, other libraries' arrays, and the host's part in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import shmemar
+from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host.exact import count_wrong, exact_input, exact_result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.distributed.arrays import Arrays
+
+pytestmark = pytest.mark.gpu
+
+FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu(backend: str) -> None:
+    if backend != "nvshmem":
+        pytest.skip("--backend is not nvshmem")
+
+
+def inputs(comm: shmemar.Communicator, count: int, call: int) -> Any:
+    return exact_input(FLOAT, SUM, count, rank=comm.rank, call=call)
+
+
+def results(comm: shmemar.Communicator, count: int, call: int) -> Any:
+    return exact_result(FLOAT, SUM, count, nranks=comm.size, call=call)
+
+
+def cupy_stream() -> tuple[Any, Callable[[], None]]:
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    return stream, stream.synchronize
+
+
+def torch_stream() -> tuple[Any, Callable[[], None]]:
+    import torch
+
+    stream = torch.cuda.Stream()
+    return stream, stream.synchronize
+
+
+def cuda_core_stream() -> tuple[Any, Callable[[], None]]:
+    from cuda.core import Device
+
+    stream = Device().create_stream()
+    return stream, stream.sync
+
+
+def integer_stream() -> tuple[Any, Callable[[], None]]:
+    stream, synchronize = cupy_stream()
+    integer_stream.keep = stream  # type: ignore[attr-defined]
+    return stream.ptr, synchronize
+
+
+STREAMS = [cupy_stream, torch_stream, cuda_core_stream, integer_stream]
+
+
+@pytest.mark.parametrize("make_stream", STREAMS)
+def test_work_is_ordered_on_the_callers_stream(
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any, make_stream: Any
+) -> None:
+    import cupy
+
+    stream, synchronize = make_stream()
+    handle = stream if isinstance(stream, int) else stream.__cuda_stream__()[1]
+    count = 50_000
+    x, y = cupy.empty(count, "f4"), cupy.empty(count, "f4")
+    wrong = []
+    for call in range(20):
+        host = inputs(comm, count, call)
+        with cupy.cuda.ExternalStream(handle):
+            x.set(host)
+            comm.allreduce(x, out=y, stream=stream)
+            x.fill(cupy.nan)  # right behind the call, on its stream
+            got = y.get()
+        wrong.append(count_wrong(got, results(comm, count, call)))
+    synchronize()
+    assert agree(sum(wrong)) == [0] * comm.size
+
+
+def test_the_current_stream_of_the_library_is_the_default(
+    comm: shmemar.Communicator, agree: Any
+) -> None:
+    import cupy
+    import torch
+
+    wrong = 0
+    for call in range(10):
+        host, expected = inputs(comm, 3000, call), results(comm, 3000, call)
+        with cupy.cuda.Stream(non_blocking=True):
+            wrong += count_wrong(comm.allreduce(cupy.asarray(host)).get(), expected)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            on_gpu = torch.from_numpy(host).cuda(non_blocking=True)
+            wrong += count_wrong(comm.allreduce(on_gpu).cpu().numpy(), expected)
+    assert agree(wrong) == [0] * comm.size
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch", "numba", "dlpack"])
+def test_arrays_of_every_library_are_taken(
+    comm: shmemar.Communicator, agree: Any, library: str
+) -> None:
+    host = inputs(comm, 777, 1)
+    if library == "torch":
+        import torch
+
+        x = torch.from_numpy(host).cuda()
+        out = torch.zeros_like(x)
+        comm.allreduce(x, out=out)
+        got = out.cpu().numpy()
+    elif library == "numba":
+        from numba import cuda
+
+        x, out = cuda.to_device(host), cuda.device_array_like(host)
+        comm.allreduce(x, out=out)
+        got = out.copy_to_host()
+    else:
+        import cupy
+
+        x, out = cupy.asarray(host), cupy.zeros(777, "f4")
+        if library == "dlpack":
+
+            class Opaque:
+                """An array of a library that has nothing but DLPack."""
+
+                def __init__(self, array: Any) -> None:
+                    self.array = array
+
+                def __dlpack__(self, **options: Any) -> Any:
+                    return self.array.__dlpack__(**options)
+
+                def __dlpack_device__(self) -> Any:
+                    return self.array.__dlpack_device__()
+
+            comm.allreduce(Opaque(x), out=Opaque(out))
+        else:
+            comm.allreduce(x, out=out)
+        got = out.get()
+    assert agree(count_wrong(got, results(comm, 777, 1))) == [0] * comm.size
+
+
+def test_numpy_arrays_go_to_mpi(comm: shmemar.Communicator, agree: Any) -> None:
+    host = inputs(comm, 1001, 3)
+    wrong = count_wrong(comm.allreduce(host), results(comm, 1001, 3))
+    comm.allreduce(host, out=host)
+    wrong += count_wrong(host, results(comm, 1001, 3))
+    assert agree(wrong) == [0] * comm.size
+
+
+def test_what_the_gpu_cannot_take_is_refused(comm: shmemar.Communicator, agree: Any) -> None:
+    import cupy
+    import torch
+
+    x = cupy.ones(8, "f4")
+    cases: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        (cupy.ones(16, "f4")[::2], {}, ValueError, "x has shape.*C-contiguous"),
+        (cupy.ones((3, 2), order="F"), {}, ValueError, "C-contiguous"),
+        (cupy.ones(3, "f2"), {}, TypeError, "float16.*expected one of float32"),
+        (torch.ones(3, dtype=torch.bfloat16).cuda(), {}, TypeError, "x.*expected"),
+        (torch.ones(3), {}, TypeError, "x is Tensor"),
+        (torch.ones(3).cuda().requires_grad_(), {}, TypeError, "x is Tensor.*detached"),
+        (x, {"out": cupy.ones(7, "f4")}, ValueError, "7 elements"),
+        (x, {"out": np.ones(8, "f4")}, TypeError, "out is ndarray"),
+        (cupy.ones(12, "f4")[:8], {"op": "mean"}, ValueError, "op is 'mean'"),
+        (x, {"stream": "fast"}, ValueError, "stream is 'fast'; expected a stream"),
+        (3.0, {}, TypeError, "x is float; expected an array on a GPU"),
+    ]
+    for array, options, kind, message in cases:
+        with pytest.raises(kind, match=message) as caught:
+            comm.allreduce(array, **options)
+        assert isinstance(caught.value, shmemar.ShmemarError)
+    right = bool((comm.allreduce(x) == comm.size).all())
+    assert agree(right) == [True] * comm.size
+
+
+def capture_with_cupy(body: Callable[[Any], None]) -> Callable[[], None]:
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        body(stream)
+        graph = stream.end_capture()
+
+    def replay() -> None:
+        graph.launch(stream)
+        stream.synchronize()
+
+    return replay
+
+
+def capture_with_torch(body: Callable[[Any], None]) -> Callable[[], None]:
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body(torch.cuda.current_stream())
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    return replay
+
+
+def capture_with_cuda_core(body: Callable[[Any], None]) -> Callable[[], None]:
+    from cuda.core import Device
+
+    device = Device()
+    stream = device.create_stream()
+    builder = stream.create_graph_builder()
+    builder.begin_building()
+    body(builder.stream if hasattr(builder, "stream") else builder)
+    graph = builder.end_building().complete()
+
+    def replay() -> None:
+        graph.launch(stream)
+        stream.sync()
+
+    return replay
+
+
+@pytest.mark.parametrize("capture", [capture_with_cupy, capture_with_torch, capture_with_cuda_core])
+@pytest.mark.parametrize("ncollectives", [1, 10, 11])
+def test_a_graph_replays_between_eager_calls(
+    comm: shmemar.Communicator, agree: Any, capture: Any, ncollectives: int
+) -> None:
+    import cupy
+
+    counts = [(37 * (k + 1)) % 4000 + 1 for k in range(ncollectives)]
+    xs = [cupy.empty(count, "f4") for count in counts]
+    ys = [cupy.empty(count, "f4") for count in counts]
+    comm.allreduce(cupy.zeros(1, "f4"))  # loads the kernel
+
+    def body(stream: Any) -> None:
+        for x, y in zip(xs, ys, strict=True):
+            comm.allreduce(x, out=y, stream=stream)
+
+    replay = capture(body)
+    wrong = 0
+    for call in range(100):
+        for x, count in zip(xs, counts, strict=True):
+            x.set(inputs(comm, count, call))
+        cupy.cuda.Device().synchronize()
+        replay()
+        for y, count in zip(ys, counts, strict=True):
+            wrong += count_wrong(y.get(), results(comm, count, call))
+        if call % 3 == 0:
+            eager = comm.allreduce(cupy.asarray(inputs(comm, 500, call))).get()
+            wrong += count_wrong(eager, results(comm, 500, call))
+    assert agree(wrong) == [0] * comm.size
+
+
+def test_a_graph_of_ten_replays_a_thousand_times(comm: shmemar.Communicator, agree: Any) -> None:
+    """Each replay adds the sums of its input to it, so that no call can be left out or doubled."""
+    import cupy
+
+    count = 600
+    x = cupy.empty(count, "i8")
+    comm.allreduce(x)
+
+    def body(stream: Any) -> None:
+        for _ in range(10):
+            comm.allreduce(x, out=x, op="max", stream=stream)
+            x.__iadd__(1)
+
+    comm.allreduce(x, op="max")
+    x += 1  # loads CuPy's kernel
+    replay = capture_with_cupy(body)
+    start = np.arange(count) + 7 * comm.rank
+    x.set(start)
+    expected = np.arange(count) + 7 * (comm.size - 1)
+    wrong = 0
+    for call in range(1000):
+        replay()
+        expected = expected + 10
+        if call % 100 == 0:
+            wrong += count_wrong(x.get(), expected)
+            eager = comm.allreduce(cupy.asarray(inputs(comm, 100, call))).get()
+            wrong += count_wrong(eager, results(comm, 100, call))
+    wrong += count_wrong(x.get(), expected)
+    assert agree(wrong) == [0] * comm.size
+
+
+def test_the_first_call_inside_a_capture_is_refused(comm: shmemar.Communicator, agree: Any) -> None:
+    import cupy
+
+    x = cupy.ones(4, "f4")
+    with shmemar.init(comm._bootstrap._comm, backend="nvshmem") as fresh:
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            with pytest.raises(shmemar.ArgumentError, match=r"first time while stream.*captured"):
+                fresh.allreduce(x, stream=stream)
+            stream.end_capture()
+        right = bool((fresh.allreduce(x) == comm.size).all())
+    assert agree(right) == [True] * comm.size
+
+
+def test_the_grid_fits_the_gpu_and_is_the_same_on_all_ranks(
+    comm: shmemar.Communicator, agree: Any
+) -> None:
+    import cupy
+
+    comm.allreduce(cupy.ones(1 << 20, "f4"))
+    kernels = list(comm._runtime._kernels.values())  # type: ignore[attr-defined]
+    assert kernels
+    for kernel in kernels:
+        assert kernel.local_nbytes == 0
+        assert 1 <= kernel.max_blocks * comm._runtime._ranks_per_gpu <= kernel.resident_blocks  # type: ignore[attr-defined]
+    caps = agree([kernel.max_blocks for kernel in kernels])
+    assert caps == [caps[0]] * comm.size
+
+
+def test_a_heap_too_small_is_refused_with_sizes_and_the_variable(
+    comm: shmemar.Communicator,
+) -> None:
+    with pytest.raises(
+        shmemar.BackendUnavailableError,
+        match=r"bytes of symmetric memory do not fit: of \d+ bytes \d+ are in use.*HEAP_NBYTES",
+    ):
+        shmemar.init(comm._bootstrap._comm, backend="nvshmem", scratch_nbytes=1 << 40)
+
+
+def test_a_gpu_that_is_not_there_is_refused(comm: shmemar.Communicator) -> None:
+    with pytest.raises(shmemar.BackendUnavailableError, match="device is 99; expected 0 to"):
+        shmemar.init(comm._bootstrap._comm, backend="nvshmem", device=99)

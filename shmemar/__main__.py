@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shmemar import __version__
 from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
-from shmemar.errors import ArgumentError, ShmemarError
+from shmemar.errors import ArgumentError, CollectiveTimeoutError, ShmemarError
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
@@ -18,7 +19,11 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status: 0, 1 for wrong results, 2 for an error."""
+    """Run a command; return the exit status: 0, 1 for wrong results, 2 for an error.
+
+    Args:
+        argv: Arguments after the program's name; those of the process by default.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m shmemar", description="Low-latency collectives"
     )
@@ -51,8 +56,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _allreduce(arguments)
     except ShmemarError as error:
-        print(f"shmemar: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return _refuse(error)
+
+
+def _refuse(error: ShmemarError) -> int:
+    """Print an error, of those that all ranks have on the first one only."""
+    from shmemar.host.bootstrap import leave_without_finalize, load_mpi
+
+    speaks = True
+    if isinstance(error, CollectiveTimeoutError):
+        leave_without_finalize(2)
+    else:
+        with suppress(ShmemarError):
+            speaks = load_mpi().COMM_WORLD.rank == 0
+    if speaks:
+        print(f"shmemar: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return 2
 
 
 def _doctor() -> int:
@@ -85,7 +104,8 @@ def _allreduce(arguments: argparse.Namespace) -> int:
             print(f"# shmemar {__version__}, all-reduce, {comm.size} ranks, {comm.backend.value}")
             if comm.backend is Backend.EMULATED:
                 print("# Times are CPU times of an emulation: they say nothing about a GPU.")
-            print("# time: maximum over ranks of each rank's median; every call checked exactly")
+            print("# time: from a call to its result; maximum over ranks of each rank's median.")
+            print("# Every element of every call is checked.")
             print(HEADER, flush=True)
         for row in sweep(
             comm,

@@ -18,9 +18,12 @@ from shmemar.spec import Backend, Kernel, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Config", "environment"]
+__all__ = ["COMPILE_TIMEOUT_S", "DEFAULT_HEAP_NBYTES", "DEFAULT_TIMEOUT_S", "Config", "environment"]
 
 DEFAULT_TIMEOUT_S = 60.0
+COMPILE_TIMEOUT_S = 120.0
+"""Least deadline for the peers to compile a kernel, which takes seconds of CPU time each."""
+
 DEFAULT_HEAP_NBYTES = 256 << 20
 PREFIX = "SHMEMAR_"
 

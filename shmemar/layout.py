@@ -32,6 +32,7 @@ __all__ = [
     "LLLayout",
     "failure_offset",
     "grid_for",
+    "packet_offset",
 ]
 
 WORD_NBYTES = 4
@@ -136,8 +137,13 @@ class LLLayout:
 
     def packet_offset(self, epoch: int, source: int, slot: int) -> int:
         """Byte offset of the packet that `source` writes to `slot` in `epoch`."""
-        half = epoch % HALVES
-        return half * self.half_nbytes + source * self.pitch_nbytes + slot * PACKET_NBYTES
+        return packet_offset(epoch, source, slot, self.pitch_nbytes, self.half_nbytes)
+
+
+def packet_offset(epoch: int, source: int, slot: int, pitch_nbytes: int, half_nbytes: int) -> int:
+    """Byte offset of a packet in a region; kernels compile this very function."""
+    half = epoch & (HALVES - 1)
+    return half * half_nbytes + source * pitch_nbytes + slot * PACKET_NBYTES
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ for ranks in "$@"; do
   step mpirun -n "$ranks" $suite --backend=nvshmem --arrays=cupy --random-calls="$calls"
 done
 step mpirun -n 2 $suite --backend=nvshmem --arrays=torch --random-calls=200 -k "not test_gpu and not every_count"
-SHMEMAR_TIMEOUT_S=3 step mpirun -n 3 python3 tests/programs/lose_rank.py SIGSTOP nvshmem
+SHMEMAR_TIMEOUT_S=3 step mpirun -n 3 python3 tests/programs/lose_rank.py SIGSTOP nvshmem loop
 step mpirun -n 2 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
   python3 tests/programs/small_run.py
 exit $failed

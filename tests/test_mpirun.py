@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,7 @@ def test_a_lost_rank_is_named_within_the_deadline_and_the_others_exit(
 ) -> None:
     done = mpirun(
         3,
-        "tests/programs/lose_rank.py",
-        signal,
-        "emulated",
+        *("tests/programs/lose_rank.py", signal, "emulated", "loop"),
         timeout_s=100,
         variables={"SHMEMAR_TIMEOUT_S": "3"},
         options=options,
@@ -65,24 +64,52 @@ def test_a_lost_rank_is_named_within_the_deadline_and_the_others_exit(
     assert sorted(re.findall(r"STILL BROKEN rank (\d)", done.stdout)) == ["0", "1"]
 
 
-def test_a_stopped_job_leaves_no_process_behind() -> None:
-    started = time.time()
-    mpirun(
+def test_a_rank_lost_before_a_host_barrier_is_named_within_the_deadline() -> None:
+    done = mpirun(
         2,
-        *("tests/programs/lose_rank.py", "SIGSTOP", "emulated"),
+        *("tests/programs/lose_rank.py", "SIGSTOP", "emulated", "host"),
+        timeout_s=100,
+        variables={"SHMEMAR_TIMEOUT_S": "3"},
+    )
+    assert done.returncode != 0
+    pattern = r"CAUGHT rank 0 call 50 missing \(1,\) after (\d+\.\d) s: .* for rank 1 to gather on"
+    (waited,) = re.findall(pattern, done.stdout)
+    assert 3 <= float(waited) < 6
+
+
+def test_a_stopped_job_leaves_no_process_behind() -> None:
+    token = f"token-{os.getpid()}-{time.monotonic_ns()}"
+    done = mpirun(
+        2,
+        *("tests/programs/lose_rank.py", "SIGSTOP", "emulated", "loop", token),
         timeout_s=100,
         variables={"SHMEMAR_TIMEOUT_S": "1"},
     )
+    assert "STILL BROKEN rank 0" in done.stdout
     left = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and entry.stat().st_mtime >= started - 1:
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"lose_rank.py" in command:
-                left.append(entry.name)
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if token.encode() in (entry / "cmdline").read_bytes():
+                    left.append(entry.name)
     assert left == []
+
+
+def test_the_exit_status_of_the_main_job_after_a_timeout_is_that_of_an_error() -> None:
+    code = (
+        "import sys, shmemar.host.sweep as s, shmemar.__main__ as m, os, signal\n"
+        "def stop(comm, *a, **k):\n"
+        "    if comm.rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    comm.host_barrier(); yield\n"
+        "s.sweep = stop\n"
+        "sys.stdout.close()\n"
+        "sys.stdout = None\n"
+        "m.print = lambda *a, **k: None\n"
+        "sys.exit(m.main(['allreduce', '--backend', 'emulated']))"
+    )
+    done = mpirun(2, "-c", code, timeout_s=60, variables={"SHMEMAR_TIMEOUT_S": "1"})
+    assert done.returncode == 2, done.stdout
+    assert re.search(r"Exit code: +2", done.stdout)
 
 
 def test_the_main_job_prints_a_checked_table() -> None:
@@ -122,15 +149,15 @@ def test_the_main_job_counts_a_planted_wrong_element_and_fails() -> None:
         (("-f", "1"), "factor is 1; expected 2 or more"),
         (("-n", "0"), "calls is 0; expected 1 or more"),
         (("-d", "complex64", "-o", "max"), "op is 'max', which complex64 does not define"),
-        (("--backend", "nvshmem"), "backend is 'nvshmem'"),
+        (("-d", "int32", "-o", "sum", "-w", "-1"), "warmups is -1; expected 0 or more"),
     ],
 )
 def test_wrong_arguments_of_the_main_job_are_one_line(
     arguments: tuple[str, ...], message: str
 ) -> None:
-    done = mpirun(1, *SWEEP, *arguments, timeout_s=60)
+    done = mpirun(2, *SWEEP, *arguments, timeout_s=60)
     assert done.returncode == 2
-    assert message in done.stdout
+    assert done.stdout.count(message) == 1
     assert "Traceback" not in done.stdout
 
 

@@ -20,7 +20,7 @@ from shmemar.device.packet import next_epoch, st_packet
 from shmemar.device.registry import device, device_methods
 from shmemar.device.watchdog import POLLS_PER_LOOK, Watchdog, report, should_give_up
 from shmemar.device.words import u32, u64
-from shmemar.layout import PACKET_NBYTES, WORDS_PER_PACKET
+from shmemar.layout import WORDS_PER_PACKET, packet_offset
 
 __all__ = ["LLBuffer"]
 
@@ -106,6 +106,9 @@ class LLBuffer(NamedTuple):
             relax()
 
 
+device(packet_offset)
+
+
 @device
 def _rank_after(ll: LLBuffer, distance: int) -> int:
     rank = ll.rank + distance
@@ -114,9 +117,8 @@ def _rank_after(ll: LLBuffer, distance: int) -> int:
 
 @device
 def _packet_address(ll: LLBuffer, owner: int, source: int, slot: int) -> int:
-    half = u64(ll.epoch & u32(1)) * u64(ll.half_nbytes)
-    offset = u64(source) * u64(ll.pitch_nbytes) + u64(slot) * u64(PACKET_NBYTES)
-    return ll.peers[owner] + half + offset
+    offset = packet_offset(ll.epoch, source, slot, ll.pitch_nbytes, ll.half_nbytes)
+    return ll.peers[owner] + u64(offset)
 
 
 @device

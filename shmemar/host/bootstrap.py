@@ -7,25 +7,38 @@ import logging
 import os
 import sys
 import time
-from collections import defaultdict
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shmemar import errors
 from shmemar.errors import (
+    ArgumentError,
     ArgumentTypeError,
     BackendUnavailableError,
+    ClosedError,
     CollectiveTimeoutError,
+    MismatchError,
     ShmemarError,
 )
+from shmemar.host.ranks import group_ranks, list_groups, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
-__all__ = ["Bootstrap", "group_ranks", "list_groups", "load_mpi", "name_ranks"]
+__all__ = ["Bootstrap", "ErrorEntry", "leave_without_finalize", "load_mpi"]
 
 T = TypeVar("T")
+
+ErrorEntry = tuple[str, str] | None
+"""Class and text of a rank's error, as ranks exchange it."""
+
+_TAG = 7
+
+_unfinished: list[Any] = []
+"""Requests that were given up: MPI may still read their buffers, so they are kept."""
 
 
 class Bootstrap:
@@ -34,11 +47,16 @@ class Bootstrap:
     Collective: all ranks of `comm` construct it together.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, timeout_s: float) -> None:
         """Duplicate `comm`.
+
+        Args:
+            comm: An mpi4py intracommunicator.
+            timeout_s: Deadline of what the ranks exchange, in seconds; 0 for none.
 
         Raises:
             ArgumentTypeError: `comm` is no mpi4py intracommunicator.
+            ArgumentError: It is the null communicator.
             BackendUnavailableError: mpi4py is not installed, or MPI is not running.
         """
         mpi = load_mpi()
@@ -51,8 +69,15 @@ class Bootstrap:
             raise BackendUnavailableError(
                 "MPI is not running; call init after MPI's initialisation and before its end."
             )
+        if comm == mpi.COMM_NULL:
+            raise ArgumentError(
+                "comm is MPI.COMM_NULL; expected a communicator that this process belongs to. "
+                "Processes that a split left out must not call init."
+            )
+        _watch_exit()
         self._mpi = mpi
         self._comm = comm.Dup()
+        self._timeout_s = timeout_s
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
 
@@ -61,36 +86,57 @@ class Bootstrap:
         """True while MPI can still be called."""
         return not self._mpi.Is_finalized()
 
-    def allgather(self, item: T) -> list[T]:
-        """Gather a picklable object of every rank, in rank order, however long it takes."""
-        gathered: list[T] = self._comm.allgather(item)
-        return gathered
-
-    def allgather_within(self, item: T, timeout_s: float, doing: str) -> list[T]:
-        """Gather a small picklable object of every rank, in rank order, or say who is missing.
+    def allgather(self, item: T, doing: str, timeout_s: float | None = None) -> list[T]:
+        """Gather a picklable object of every rank, in rank order, or say who is missing.
 
         Args:
             item: The own object.
-            timeout_s: Deadline in seconds; 0 for none.
-            doing: What the ranks do together, for the message.
+            doing: What the ranks do together; compared, and named in messages.
+            timeout_s: Deadline in seconds, instead of the usual one; 0 for none.
 
         Raises:
             CollectiveTimeoutError: Ranks did not come within the deadline.
+            MismatchError: Ranks came to do something else; on every rank.
+            ClosedError: MPI has ended.
         """
+        if not self.is_alive:
+            raise ClosedError(f"MPI has ended, so the ranks can't {doing}.")
         peers = [rank for rank in range(self.size) if rank != self.rank]
-        sends = [self._comm.isend(item, dest=rank) for rank in peers]
-        receives = {rank: self._comm.irecv(source=rank) for rank in peers}
-        gathered: dict[int, Any] = {self.rank: item}
+        sends = [self._comm.isend((doing, item), dest=rank, tag=_TAG) for rank in peers]
+        try:
+            deadline_s = self._timeout_s if timeout_s is None else timeout_s
+            gathered = self._receive(peers, doing, deadline_s)
+            self._mpi.Request.Waitall(sends)
+        except BaseException:
+            _unfinished.extend(sends)
+            raise
+        gathered[self.rank] = (doing, item)
+        entries = [gathered[rank] for rank in range(self.size)]
+        deeds = group_ranks(entry[0] for entry in entries)
+        if len(deeds) > 1:
+            raise MismatchError(
+                f"the ranks do different things: {list_groups(deeds)}. Every rank must make the "
+                "same calls in the same order."
+            )
+        return [entry[1] for entry in entries]
+
+    def _receive(
+        self, peers: Sequence[int], doing: str, timeout_s: float
+    ) -> dict[int, tuple[str, Any]]:
+        gathered: dict[int, tuple[str, Any]] = {}
         start = time.monotonic()
-        while len(gathered) < self.size:
+        while True:
             for rank in peers:
                 if rank not in gathered:
-                    arrived, theirs = receives[rank].test()
-                    if arrived:
-                        gathered[rank] = theirs
-            waited = time.monotonic() - start
+                    # A probe first: no receive is left behind when this is given up.
+                    message = self._comm.improbe(source=rank, tag=_TAG)
+                    if message is not None:
+                        gathered[rank] = message.recv()
             missing = tuple(rank for rank in peers if rank not in gathered)
-            if missing and timeout_s and waited > timeout_s:
+            if not missing:
+                return gathered
+            waited_s = time.monotonic() - start
+            if timeout_s and waited_s > timeout_s:
                 raise CollectiveTimeoutError(
                     f"rank {self.rank} waited more than {timeout_s:g} s for {name_ranks(missing)} "
                     f"to {doing}. It failed, or is in another call. The communicator is broken: "
@@ -98,57 +144,44 @@ class Bootstrap:
                     rank=self.rank,
                     missing=missing,
                 )
-            time.sleep(0 if waited < 0.01 else 0.0002)
-        self._mpi.Request.Waitall(sends)
-        return [gathered[rank] for rank in range(self.size)]
+            time.sleep(0 if waited_s < 0.01 else 0.0002)
 
-    def raise_together(
-        self, error: ShmemarError | None, timeout_s: float = 0.0, doing: str = "check arguments"
-    ) -> None:
-        """Raise on every rank when any rank has an error; return when none has.
+    def raise_together(self, error: Exception | None, doing: str) -> None:
+        """Raise on every rank when any rank has an error; return when none has. Collective."""
+        raise_any(error, self.allgather(as_entry(error), doing))
 
-        A rank raises its own error, or else one of the same class that names the ranks with it.
-        """
-        entry = None if error is None else (type(error).__name__, str(error))
-        gathered = self.allgather_within(entry, timeout_s, doing)
-        if error is not None:
-            raise error
-        ranks_of: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for rank, theirs in enumerate(gathered):
-            if theirs is not None:
-                ranks_of[theirs].append(rank)
-        for (name, message), ranks in ranks_of.items():
-            raise getattr(errors, name)(f"on {name_ranks(ranks)}: {message}")
-
-    def together(self, action: Callable[[], T]) -> T:
-        """Run `action`, which may raise a `ShmemarError`, so that all ranks raise or none does."""
+    def together(self, action: Callable[[], T], doing: str) -> T:
+        """Run `action` so that all ranks raise or none does. Collective."""
         try:
             result = action()
-        except ShmemarError as error:
-            self.raise_together(error)
+        except Exception as error:
+            self.raise_together(error, doing)
             raise
-        self.raise_together(None)
+        self.raise_together(None, doing)
         return result
-
-    def hosts(self) -> list[str]:
-        """Name of the host of every rank."""
-        return self.allgather(self.host())
 
     def host(self) -> str:
         """Name of this process's host."""
         name: str = self._mpi.Get_processor_name()
         return name
 
-    def local_rank(self) -> int:
-        """Number of this process among the processes of its host. Collective.
+    def hosts(self) -> list[str]:
+        """Name of the host of every rank. Collective."""
+        return self.allgather(self.host(), "name hosts")
 
-        Counted over MPI's world where that is possible, so that communicators of some of the ranks
-        give every process the same GPU.
-        """
+    def local_rank(self) -> int:
+        """Number of this process among those of `comm` on its host. Collective."""
         local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         rank: int = local.Get_rank()
         local.Free()
         return rank
+
+    def shares_memory(self) -> bool:
+        """Return whether all ranks can map one another's memory. Collective."""
+        local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        size = local.Get_size()
+        local.Free()
+        return all(self.allgather(size == self.size, "look for shared memory"))
 
     def allreduce_host(self, x: Any, out: Any, op: str) -> None:
         """Reduce host arrays with MPI's own all-reduce. Collective."""
@@ -156,32 +189,28 @@ class Bootstrap:
         same = x.__array_interface__["data"][0] == out.__array_interface__["data"][0]
         self._comm.Allreduce(self._mpi.IN_PLACE if same else x, out, op=operator)
 
-    def shares_memory(self) -> bool:
-        """Return whether all ranks can map one another's memory. Collective."""
-        local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        size = local.Get_size()
-        local.Free()
-        return all(self.allgather(size == self.size))
-
     def free(self) -> None:
         """Free the duplicate. Collective."""
         self._comm.Free()
 
-    def leave_without_finalize(self) -> None:
-        """Let this process exit although a peer is gone.
 
-        MPI_Finalize waits for every rank, and mpi4py calls it at exit; once a peer is known to be
-        missing, it might wait for ever. The process then ends with status 1 after its other exit
-        handlers, and the launcher decides what becomes of the rest of the job.
-        """
-        atexit.register(self._exit_now)
+def as_entry(error: Exception | None) -> ErrorEntry:
+    """Describe an error for the other ranks."""
+    if error is None:
+        return None
+    if isinstance(error, ShmemarError):
+        return type(error).__name__, str(error)
+    return ShmemarError.__name__, f"{type(error).__name__}: {error}"
 
-    def _exit_now(self) -> None:
-        if self.is_alive:
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+
+def raise_any(error: Exception | None, entries: Sequence[ErrorEntry]) -> None:
+    """Raise the own error, or else another rank's, which names the ranks that have it."""
+    if error is not None:
+        raise error
+    for entry, ranks in group_ranks(entries).items():
+        if entry is not None:
+            name, text = entry
+            raise getattr(errors, name)(f"on {name_ranks(ranks)}: {text}")
 
 
 def load_mpi() -> Any:
@@ -200,19 +229,33 @@ def load_mpi() -> Any:
     return MPI
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks in a message: "rank 3" or "ranks 0, 1, 2"."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+_exit_status: int | None = None
 
 
-def group_ranks(values: Iterable[Any]) -> dict[Any, list[int]]:
-    """Group ranks by their value, given in rank order."""
-    ranks_of: dict[Any, list[int]] = defaultdict(list)
-    for rank, value in enumerate(values):
-        ranks_of[value].append(rank)
-    return ranks_of
+def leave_without_finalize(status: int = 1) -> None:
+    """Let this process exit although a peer is gone.
+
+    MPI_Finalize waits for every rank, and mpi4py calls it at exit; once a peer is known to be
+    missing, it might wait for ever. The process then ends with `status`, after the exit handlers
+    that were registered since the first communicator was made; what becomes of the other ranks is
+    the launcher's choice.
+    """
+    global _exit_status  # noqa: PLW0603 - there is one process to leave
+    _exit_status = status
 
 
-def list_groups(ranks_of: dict[Any, list[int]]) -> str:
-    """List values and the ranks that have them: "4 on rank 0; 5 on ranks 1, 2"."""
-    return "; ".join(f"{value!r} on {name_ranks(ranks)}" for value, ranks in ranks_of.items())
+@cache
+def _watch_exit() -> None:
+    """Register the exit handler, early, as handlers run last in, first out."""
+    atexit.register(_exit_if_broken)
+
+
+def _exit_if_broken() -> None:
+    if _exit_status is None or load_mpi().Is_finalized():
+        return
+    try:
+        for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+            with suppress(Exception):
+                flush()
+    finally:
+        os._exit(_exit_status)

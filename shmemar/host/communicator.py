@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from contextlib import contextmanager
 from enum import Enum
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from shmemar.config import DEFAULT_TIMEOUT_S, Config
+from shmemar.config import COMPILE_TIMEOUT_S, Config
 from shmemar.dtypes import as_reduce_op
 from shmemar.errors import (
     ClosedError,
@@ -18,10 +19,11 @@ from shmemar.errors import (
     MismatchError,
     ShmemarError,
 )
-from shmemar.host.bootstrap import group_ranks, list_groups
+from shmemar.host.bootstrap import as_entry, leave_without_finalize, raise_any
 from shmemar.host.failure import failure_from
 from shmemar.host.heap import SymmetricHeap
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
+from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.scratch import LLScratch
 from shmemar.layout import grid_for
 from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol
@@ -45,6 +47,9 @@ T = TypeVar("T")
 class Communicator:
     """Collectives of a fixed set of ranks. Made by :func:`shmemar.init`.
 
+    Ranks must make the same calls in the same order, with the same count, dtype and op. When they
+    do not, and ``SHMEMAR_CHECK`` is not set, the outcome is undefined: wrong results, or a timeout.
+
     Close it, or use it in a ``with`` statement. When the body of the statement raises, the
     communicator is abandoned without a word to the other ranks, because they may be waiting
     elsewhere; their next collective ends at its deadline.
@@ -53,6 +58,7 @@ class Communicator:
         rank: The own rank.
         size: Number of ranks.
         backend: Where kernels run.
+        determinism: What it was made with; every kernel of this version fulfils all of them.
     """
 
     def __init__(
@@ -68,14 +74,14 @@ class Communicator:
         self.determinism = determinism
         self._bootstrap = bootstrap
         self._config = config
-        # What waits for a compiler, or for a peer that is not in a kernel, is given more time.
-        self._patience_s = max(config.timeout_s, DEFAULT_TIMEOUT_S) if config.timeout_s else 0.0
-        self._runtime = make_runtime(self._patience_s)
+        self._runtime = make_runtime(
+            max(config.timeout_s, COMPILE_TIMEOUT_S) if config.timeout_s else 0.0
+        )
         self.backend = self._runtime.backend
         self._heap = SymmetricHeap(self._runtime, bootstrap)
         self._scratch = LLScratch(self._heap, self._runtime, self.size, config.scratch_nbytes)
         self._control = self._runtime.allocate_control()
-        self._timeout_ns = round(config.timeout_s * 1e9)
+        self._timeout_ns = math.ceil(config.timeout_s * 1e9)  # 0 is for ever, so never round to it
         self._failure: CollectiveTimeoutError | None = None
         self._is_closed = False
         self._ncalls = 0
@@ -142,7 +148,7 @@ class Communicator:
         except ShmemarError as caught:
             error = caught
         if self._config.check:
-            call = None if error else (source.count, source.dtype.name, reduce_op.value)
+            call = () if error else (source.count, source.dtype.name, reduce_op.value)
             self._compare_calls("allreduce", call, error)
         elif error is not None:
             raise error
@@ -168,7 +174,7 @@ class Communicator:
         """
         self._require_usable()
         with self._breaks_on_timeout():
-            return self._bootstrap.allgather_within(item, self._patience_s, "gather on the host")
+            return self._bootstrap.allgather(item, "gather on the host")
 
     def host_barrier(self) -> None:
         """Wait on the host for every rank. Collective; raises as `host_allgather` does."""
@@ -200,7 +206,7 @@ class Communicator:
             self._runtime.synchronize()
             self._require_usable()
             with self._breaks_on_timeout():
-                self._bootstrap.allgather_within(None, self._patience_s, "close the communicator")
+                self._bootstrap.allgather(None, "close the communicator")
         except CollectiveTimeoutError:
             self._abandon()
             raise
@@ -276,28 +282,30 @@ class Communicator:
     def _require_usable(self) -> None:
         if self._is_closed:
             raise ClosedError("the communicator was closed; make a new one with shmemar.init.")
+        if not self._bootstrap.is_alive:
+            raise ClosedError("MPI has ended; use the communicator before MPI.Finalize.")
         if self._failure is None:
             failure = failure_from(self._control.read(), self._config.timeout_s)
             if failure is not None:
                 self._break(failure)
         if self._failure is not None:
-            raise self._failure
+            # A new one each time: a traceback would keep every caller's frame alive.
+            failure = self._failure
+            raise CollectiveTimeoutError(str(failure), rank=failure.rank, missing=failure.missing)
 
     def _abandon(self) -> None:
         self._is_closed = True
         self._heap.abandon()
 
-    def _compare_calls(self, name: str, call: tuple[Any, ...] | None, error: Any) -> None:
-        doing = f"compare call {self._ncalls}"
+    def _compare_calls(self, name: str, call: tuple[Any, ...], error: ShmemarError | None) -> None:
         with self._breaks_on_timeout():
-            self._bootstrap.raise_together(error, self._config.timeout_s, doing)
-            own = (self._ncalls, name, *(call or ()))
-            calls = self._bootstrap.allgather_within(own, self._config.timeout_s, doing)
-        for index, field in enumerate(("call number", "collective", "count", "dtype", "op")):
-            by_value = group_ranks(entry[index] for entry in calls)
+            gathered = self._bootstrap.allgather((as_entry(error), call), name)
+        raise_any(error, [entry for entry, _ in gathered])
+        for index, field in enumerate(("count", "dtype", "op")):
+            by_value = group_ranks(theirs[index] for _, theirs in gathered)
             if len(by_value) > 1:
                 raise MismatchError(
-                    f"{field} differs between ranks in call {self._ncalls}: "
+                    f"{field} differs between ranks in {name}, call {self._ncalls}: "
                     f"{list_groups(by_value)}. Every rank must make the same call."
                 )
 
@@ -308,10 +316,14 @@ class Communicator:
         except CollectiveTimeoutError as failure:
             self._break(failure)
             raise
+        except (KeyboardInterrupt, SystemExit):
+            text = f"rank {self.rank} was interrupted in the middle of a collective; close it."
+            self._break(CollectiveTimeoutError(text, rank=self.rank, missing=()))
+            raise
 
     def _break(self, failure: CollectiveTimeoutError) -> None:
         self._failure = failure
-        self._bootstrap.leave_without_finalize()
+        leave_without_finalize()
 
     def _say_once(self) -> None:
         if self.rank == 0:

@@ -29,6 +29,9 @@ class Memory(Protocol):
     def free(self) -> None:
         """Return the memory. Of symmetric memory, every rank calls it in the same order."""
 
+    def abandon(self) -> None:
+        """Return what can be returned without the peers, who may still store to the rest."""
+
 
 @dataclass(frozen=True)
 class Control:

@@ -4,6 +4,9 @@ Threads of a rank run one after another, in the same order on every rank. That i
 whose waits are for the same thread index on the peers; a kernel that waits for other threads of its
 own rank would need them to run at once.
 
+A signal handler of Python's, such as that of Ctrl-C, runs when the kernel has ended, so at the
+deadline at the latest.
+
 Its times are those of processes taking turns on a CPU and say nothing about a GPU.
 """
 
@@ -49,6 +52,8 @@ class _PrivateMemory:
     def free(self) -> None:
         """Nothing to do: the array goes with its last reference."""
 
+    abandon = free
+
 
 @dataclass(frozen=True)
 class _EmulatedKernel:
@@ -68,15 +73,15 @@ class EmulatedRuntime:
     backend = Backend.EMULATED
     is_synchronous = True
 
-    def __init__(self, bootstrap: Bootstrap, timeout_s: float) -> None:
+    def __init__(self, bootstrap: Bootstrap, compile_timeout_s: float) -> None:
         """Check that the ranks share memory.
 
         Args:
             bootstrap: The ranks.
-            timeout_s: Deadline for a peer's kernel to be compiled; 0 for none.
+            compile_timeout_s: Deadline for the peers to compile a kernel; 0 for none.
         """
         self._bootstrap = bootstrap
-        self._timeout_s = timeout_s
+        self._compile_timeout_s = compile_timeout_s
         self._kernels: dict[tuple[KernelSpec, LLLayout], CompiledKernel] = {}
         if not bootstrap.shares_memory():
             raise BackendUnavailableError(
@@ -104,7 +109,7 @@ class EmulatedRuntime:
         key = spec, layout
         if key not in self._kernels:
             kernel = _EmulatedKernel(_compile(spec, layout))
-            self._bootstrap.allgather_within(None, self._timeout_s, f"compile {spec.name}")
+            self._bootstrap.allgather(None, f"compile {spec.name}", self._compile_timeout_s)
             self._kernels[key] = kernel
         return self._kernels[key]
 

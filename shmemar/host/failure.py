@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shmemar.errors import CollectiveTimeoutError
-from shmemar.host.bootstrap import name_ranks
+from shmemar.host.ranks import name_ranks
 from shmemar.layout import FAILURE_DTYPE
 from shmemar.spec import KernelSpec
 

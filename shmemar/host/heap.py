@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from shmemar.errors import MismatchError
@@ -12,8 +11,6 @@ if TYPE_CHECKING:
     from shmemar.host.contract import Memory, Runtime
 
 __all__ = ["SymmetricHeap"]
-
-logger = logging.getLogger(__name__)
 
 
 class SymmetricHeap:
@@ -35,7 +32,7 @@ class SymmetricHeap:
         Raises:
             MismatchError: The ranks asked for different sizes.
         """
-        sizes = self._bootstrap.allgather(nbytes)
+        sizes = self._bootstrap.allgather(nbytes, "allocate symmetric memory")
         if len(set(sizes)) > 1:
             listed = ", ".join(f"rank {rank} {size}" for rank, size in enumerate(sizes))
             raise MismatchError(
@@ -56,7 +53,6 @@ class SymmetricHeap:
             self.free(self._live[-1])
 
     def abandon(self) -> None:
-        """Forget what is left without freeing it, because a peer can't take part."""
-        if self._live:
-            logger.debug("%d bytes of symmetric memory stay allocated", self.nbytes)
-        self._live.clear()
+        """Let go of what is left as far as that goes without the peers."""
+        while self._live:
+            self._live.pop().abandon()

@@ -27,7 +27,9 @@ def compile_ptx(
     compute_capability: tuple[int, int],
     looped: bool = False,
 ) -> str:
-    """Compile a kernel to PTX; no GPU is needed. Its rank is a constant of the code.
+    """Compile a kernel to PTX, whose rank is a constant of the code.
+
+    numba-cuda asks for the current GPU on the way, though the code is for `compute_capability`.
 
     Args:
         spec: The kernel.
@@ -45,10 +47,11 @@ def compile_ptx(
     from numba import cuda, types
 
     from shmemar.device import memory, ptx
+    from shmemar.device.registry import device
     from shmemar.device.words import u64
 
     ptx.install()
-    body = cuda.jit(device=True)(build(spec, layout))
+    body = device(build(spec, layout))
 
     def entry(
         peers: tuple[int, ...],

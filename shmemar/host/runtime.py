@@ -21,7 +21,7 @@ from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import CompiledKernel, Memory
@@ -75,6 +75,7 @@ class _Job:
     Attributes:
         identity: Bytes that only ranks of this job share.
         pe: This process's number in the job.
+        device: This process's GPU.
         arena: Symmetric memory that communicators divide.
     """
 
@@ -86,7 +87,7 @@ class _Job:
 
         identifier = nvshmem.core.get_unique_id(empty=bootstrap.rank != 0)
         words = identifier._data.view(np.uint8)  # noqa: SLF001 - as nvshmem4py's own example does
-        self.identity: bytes = bootstrap.allgather(words.tobytes())[0]
+        self.identity: bytes = bootstrap.allgather(words.tobytes(), "start NVSHMEM")[0]
         words[:] = np.frombuffer(self.identity, np.uint8).reshape(words.shape)
         nvshmem.core.init(
             device=device,
@@ -96,8 +97,12 @@ class _Job:
             initializer_method="uid",
         )
         self.pe = bootstrap.rank
+        self.device = device
         self._bindings = nvshmem.bindings
-        self.arena = Arena(bootstrap.together(lambda: self._take(heap_nbytes)), heap_nbytes)
+        self.arena = Arena(
+            bootstrap.together(lambda: self._take(heap_nbytes), "take the symmetric heap"),
+            heap_nbytes,
+        )
         # Before MPI's own end, which runs after Python's exit handlers.
         atexit.register(self._finalize)
 
@@ -137,6 +142,9 @@ class _SymmetricMemory:
     addresses: tuple[int, ...]
     free: Callable[[], None]
 
+    def abandon(self) -> None:
+        """Keep it: peers may store to it."""
+
 
 @dataclass(frozen=True)
 class _DeviceMemory:
@@ -151,7 +159,11 @@ class _DeviceMemory:
         return (int(self.buffer.handle),)
 
     def free(self) -> None:
+        """Return it to the device's pool."""
         self.buffer.close()
+
+    def abandon(self) -> None:
+        """Keep it: a kernel that waits may still use it."""
 
 
 class NvshmemRuntime:
@@ -166,38 +178,47 @@ class NvshmemRuntime:
     is_synchronous = False
 
     def __init__(
-        self, bootstrap: Bootstrap, timeout_s: float, heap_nbytes: int, device: int | None
+        self,
+        bootstrap: Bootstrap,
+        compile_timeout_s: float,
+        heap_nbytes: int,
+        device: int | None,
     ) -> None:
         """Bind a GPU, start NVSHMEM if it is not running, and look up the peers.
 
         Args:
             bootstrap: The ranks.
-            timeout_s: Deadline for a peer's kernel to be compiled; 0 for none.
+            compile_timeout_s: Deadline for the peers to compile a kernel; 0 for none.
             heap_nbytes: Symmetric memory of the process, when NVSHMEM is started here.
             device: Ordinal of the GPU; by default the local rank, modulo the number of GPUs.
         """
         self._bootstrap = bootstrap
-        self._timeout_s = timeout_s
+        self._compile_timeout_s = compile_timeout_s
         self._kernels: dict[tuple[KernelSpec, LLLayout], CudaKernel] = {}
         local_rank = bootstrap.local_rank()
-        self._device = bootstrap.together(lambda: _bind_device(device, local_rank))
-        bootstrap.together(_check_nvshmem)
+        self._device = bootstrap.together(
+            lambda: _bind_device(device, local_rank, _Job.current), "bind a GPU"
+        )
+        bootstrap.together(_check_nvshmem, "load NVSHMEM")
         self._ranks_per_gpu = self._count_ranks_per_gpu()
         self._job = self._join_job(heap_nbytes)
-        self._peers = bootstrap.together(self._reach_peers)
+        hosts, pes = bootstrap.hosts(), bootstrap.allgather(self._job.pe, "exchange PEs")
+        self._peers = bootstrap.together(lambda: self._reach_peers(hosts, pes), "reach the peers")
         self._setup_stream = self._device.create_stream()
 
     def allocate_symmetric(self, nbytes: int) -> Memory:
         """Carve from the arena. Collective of the communicator's ranks alone."""
         arena = self._job.arena
-        offset = self._bootstrap.together(lambda: arena.allocate(nbytes))
+        offset = self._bootstrap.together(
+            lambda: arena.allocate(nbytes), "divide the symmetric heap"
+        )
         from cuda.core import Buffer
 
         part = Buffer.from_handle(arena.base + offset, nbytes)
         part.fill(0, stream=self._setup_stream)
         self._setup_stream.sync()
         # All parts are zero when this returns, before any peer can store to them.
-        offsets = self._bootstrap.allgather(offset)
+        offsets = self._bootstrap.allgather(offset, "exchange addresses")
         addresses = tuple(base + theirs for base, theirs in zip(self._peers, offsets, strict=True))
         return _SymmetricMemory(nbytes, addresses, lambda: arena.free(offset))
 
@@ -239,8 +260,8 @@ class NvshmemRuntime:
                 )
             kernel = load_kernel(spec, layout, rank=self._bootstrap.rank, device=self._device)
             resident = kernel.resident_blocks // self._ranks_per_gpu
-            everyones = self._bootstrap.allgather_within(
-                resident, self._timeout_s, f"compile {spec.name}"
+            everyones = self._bootstrap.allgather(
+                resident, f"compile {spec.name}", self._compile_timeout_s
             )
             kernel.max_blocks = max(min(everyones), 1)
             self._kernels[key] = kernel
@@ -282,7 +303,7 @@ class NvshmemRuntime:
 
     def _count_ranks_per_gpu(self) -> int:
         where = (self._bootstrap.host(), self._device.uuid)
-        crowd = max(Counter(self._bootstrap.allgather(where)).values())
+        crowd = max(Counter(self._bootstrap.allgather(where, "count ranks on GPUs")).values())
         if crowd > 1 and self._bootstrap.rank == 0 and not _is_under_mps(self._device):
             logger.warning(
                 "%d ranks share a GPU and CUDA MPS is not running: every wait takes a time slice "
@@ -293,7 +314,7 @@ class NvshmemRuntime:
 
     def _join_job(self, heap_nbytes: int) -> _Job:
         running = _Job.current
-        identities = self._bootstrap.allgather(running and running.identity)
+        identities = self._bootstrap.allgather(running and running.identity, "find NVSHMEM")
         strangers = [r for r, other in enumerate(identities) if other != identities[0]]
         if strangers:
             raise BackendUnavailableError(
@@ -305,9 +326,7 @@ class NvshmemRuntime:
             _Job.current = running
         return running
 
-    def _reach_peers(self) -> tuple[int, ...]:
-        pes = self._bootstrap.allgather(self._job.pe)
-        hosts = self._bootstrap.hosts()
+    def _reach_peers(self, hosts: Sequence[str], pes: Sequence[int]) -> tuple[int, ...]:
         addresses = tuple(self._job.address_at(pe) for pe in pes)
         unreached = [rank for rank, address in enumerate(addresses) if not address]
         if unreached:
@@ -337,12 +356,20 @@ def _visible_gpus() -> Any:
     return devices
 
 
-def _bind_device(ordinal: int | None, local_rank: int) -> Any:
+def _bind_device(ordinal: int | None, local_rank: int, running: _Job | None) -> Any:
     devices = _visible_gpus()
     if ordinal is not None and not 0 <= ordinal < len(devices):
         raise BackendUnavailableError(
             f"device is {ordinal}; expected 0 to {len(devices) - 1}, the GPUs that are visible."
         )
+    if running is not None:
+        bound = running.device.device_id
+        if ordinal not in (None, bound):
+            raise BackendUnavailableError(
+                f"device is {ordinal}; expected {bound}, the GPU that this process's NVSHMEM "
+                "started on, or None."
+            )
+        ordinal = bound
     device = devices[local_rank % len(devices) if ordinal is None else ordinal]
     capability = tuple(device.compute_capability)
     if capability < MIN_COMPUTE_CAPABILITY:

@@ -1,15 +1,14 @@
-"""Memory that all ranks of one host map: a file for each rank, in memory, without a name.
+"""Memory that all ranks of one host map.
 
-A plain mapping, because MPI's shared windows are freed collectively, which would hang when a peer
-is gone, and because each file loses its name as soon as all have mapped it: nothing stays behind,
-however a rank ends.
+Each rank makes a file in memory that has no name, and the others map it through its descriptor.
+Nothing can stay behind, however a rank ends; and freeing it is no collective call, as it is for
+MPI's shared windows, so it can't hang on a peer that is gone.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,38 +34,44 @@ class SharedMemory:
     """
 
     def __init__(self, bootstrap: Bootstrap, nbytes: int) -> None:
+        """Make the own part and map all."""
         self.nbytes = nbytes
-        own = bootstrap.together(lambda: _create(nbytes))
+        descriptor = bootstrap.together(lambda: _create(nbytes), "make shared memory")
         try:
-            paths = bootstrap.allgather(str(own))
-            self._maps = bootstrap.together(lambda: [_map(path, nbytes) for path in paths])
+            paths = bootstrap.allgather(f"/proc/{os.getpid()}/fd/{descriptor}", "share memory")
+            self._maps = bootstrap.together(
+                lambda: [_map(path, nbytes) for path in paths], "map shared memory"
+            )
         finally:
-            own.unlink()
+            os.close(descriptor)
         self._views: list[Any] = [np.frombuffer(part, np.uint8) for part in self._maps]
         self.addresses: tuple[int, ...] = tuple(
             int(view.__array_interface__["data"][0]) for view in self._views
         )
 
     def free(self) -> None:
-        """Unmap all parts. Not collective: a peer's mapping of the same part stays."""
+        """Unmap all parts; a peer's mapping of the same part stays."""
         self._views.clear()
         for part in self._maps:
             part.close()
         self._maps.clear()
 
+    def abandon(self) -> None:
+        """Unmap all parts, as nobody else needs to take part."""
+        self.free()
 
-def _create(nbytes: int) -> Path:
-    directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()  # noqa: S108
+
+def _create(nbytes: int) -> int:
+    descriptor = os.memfd_create("shmemar")
     try:
-        descriptor, name = tempfile.mkstemp(prefix="shmemar-", dir=directory)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(bytes(nbytes))
+        os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
+        os.close(descriptor)
         raise BackendUnavailableError(
-            f"{nbytes} bytes of shared memory could not be made in {directory} ({error.strerror}). "
-            "Make room there, or lower SHMEMAR_SCRATCH_NBYTES."
+            f"{nbytes} bytes of shared memory could not be made ({error.strerror}). Free memory, "
+            "or lower scratch_nbytes (SHMEMAR_SCRATCH_NBYTES)."
         ) from error
-    return Path(name)
+    return descriptor
 
 
 def _map(path: str, nbytes: int) -> mmap.mmap:

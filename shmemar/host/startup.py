@@ -11,10 +11,11 @@ import numpy as np
 
 from shmemar import __version__
 from shmemar.config import Config
-from shmemar.errors import ConfigurationError, ShmemarError
-from shmemar.host.bootstrap import Bootstrap, group_ranks, list_groups
+from shmemar.errors import CollectiveTimeoutError, ConfigurationError, ShmemarError
+from shmemar.host.bootstrap import Bootstrap
 from shmemar.host.communicator import Communicator
 from shmemar.host.emulation import EmulatedRuntime
+from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
 from shmemar.layout import LLLayout
 from shmemar.spec import MAX_RANKS, Backend, Determinism
@@ -29,6 +30,14 @@ __all__ = ["init"]
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Enum)
+
+MAX_SCRATCH_NBYTES = 1 << 40
+
+_SPELLINGS = {
+    "SHMEMAR_BACKEND": "SHMEMAR_BACKEND (or backend=)",
+    "SHMEMAR_SCRATCH_NBYTES": "SHMEMAR_SCRATCH_NBYTES (or scratch_nbytes=)",
+}
+"""Variables that an argument of `init` goes before."""
 
 
 def init(
@@ -70,18 +79,24 @@ def init(
         >>> bool((total == MPI.COMM_WORLD.size).all())
         True
     """
-    bootstrap = Bootstrap(comm)
+    config, chosen, error = Config(), Determinism.RUN_TO_RUN, None
     try:
-        config, chosen = bootstrap.together(
-            lambda: _configure(backend, determinism, device, scratch_nbytes, bootstrap.size)
-        )
+        config, chosen = _configure(backend, determinism, device, scratch_nbytes)
+    except ConfigurationError as caught:
+        error = caught
+    bootstrap = Bootstrap(comm, config.timeout_s)
+    try:
+        bootstrap.raise_together(error, "read the configuration")
         _compare(config, chosen, bootstrap)
+        _check_size(bootstrap.size, config.scratch_nbytes)
         return Communicator(
             bootstrap,
             config,
             chosen,
             lambda timeout_s: _make_runtime(bootstrap, config, timeout_s, device),
         )
+    except CollectiveTimeoutError:
+        raise  # the duplicate can't be freed without the missing ranks
     except ShmemarError:
         bootstrap.free()
         raise
@@ -99,7 +114,7 @@ def _make_runtime(
         return EmulatedRuntime(bootstrap, timeout_s)
     if config.backend is Backend.NVSHMEM:
         return on_gpus()
-    reasons = bootstrap.allgather(why_no_gpu())
+    reasons = bootstrap.allgather(why_no_gpu(), "look for GPUs")
     if not any(reasons):
         return on_gpus()
     if bootstrap.rank == 0:
@@ -113,10 +128,7 @@ def _configure(
     determinism: str | Determinism,
     device: int | None,
     scratch_nbytes: int | None,
-    nranks: int,
 ) -> tuple[Config, Determinism]:
-    if nranks > MAX_RANKS:
-        raise ConfigurationError(f"comm has {nranks} ranks; expected {MAX_RANKS} at most.")
     config = Config.from_environment()
     if backend is not None:
         config = replace(config, backend=_member(Backend, "backend", backend))
@@ -126,10 +138,19 @@ def _configure(
                 f"scratch_nbytes is {scratch_nbytes!r}; expected a whole number of bytes, or None."
             )
         config = replace(config, scratch_nbytes=int(scratch_nbytes))
-    LLLayout.fit(nranks, config.scratch_nbytes)
     if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
         raise ConfigurationError(f"device is {device!r}; expected the ordinal of a GPU, or None.")
     return config, _member(Determinism, "determinism", determinism)
+
+
+def _check_size(nranks: int, scratch_nbytes: int) -> None:
+    if nranks > MAX_RANKS:
+        raise ConfigurationError(f"comm has {nranks} ranks; expected {MAX_RANKS} at most.")
+    if scratch_nbytes > MAX_SCRATCH_NBYTES:
+        raise ConfigurationError(
+            f"scratch_nbytes is {scratch_nbytes}; expected {MAX_SCRATCH_NBYTES} at most."
+        )
+    LLLayout.fit(nranks, scratch_nbytes)
 
 
 def _member(enum: type[E], name: str, value: Any) -> E:
@@ -143,15 +164,16 @@ def _member(enum: type[E], name: str, value: Any) -> E:
 def _compare(config: Config, determinism: Determinism, bootstrap: Bootstrap) -> None:
     """Raise on every rank when the ranks' configurations differ, naming variable and ranks."""
     own = {
-        **config.as_variables(),
-        "determinism": determinism.value,
         "shmemar's version": __version__,
+        **config.as_variables(),
+        "determinism=": determinism.value,
     }
-    everyone = bootstrap.allgather(own)
+    everyone = bootstrap.allgather(own, "compare the configuration")
     for variable in own:
         by_value = group_ranks(entry[variable] for entry in everyone)
         if len(by_value) > 1:
             raise ConfigurationError(
-                f"{variable} differs between ranks: {list_groups(by_value)}. Give every rank the "
-                "same (mpirun -x NAME exports a variable)."
+                f"{_SPELLINGS.get(variable, variable)} differs between ranks: "
+                f"{list_groups(by_value)}. Give every rank the same (mpirun -x NAME exports a "
+                "variable)."
             )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shmemar.errors import ArgumentError
+from shmemar.host.arrays import Arrays
 from shmemar.host.exact import count_wrong, exact_input, exact_result, poison
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Row:
         dtype: Element type.
         op: Operator.
         kernel: Kernel and protocol that ran.
-        time_us: Maximum over ranks of each rank's median time of a call.
+        time_us: Maximum over ranks of each rank's median time from a call to the result.
         wrong: Elements that differed from the exact result, over all calls and ranks, and a
             mismatch of bits between ranks counts as one.
     """
@@ -113,26 +114,30 @@ def sweep(
         in_place: True to reduce in place.
     """
     call = 0
+    arrays = Arrays.of(comm.backend)
     for nbytes in sizes:
         count = max(nbytes // dtype.itemsize, 1)
-        out = np.empty(count, dtype.name)
+        poisoned = np.empty(count, dtype.name)
+        poison(poisoned)
         times_us: list[float] = []
         wrong = 0
         digest = hashlib.sha256()
         for repeat in range(nwarmups + ncalls):
             call += 1
-            x = exact_input(dtype, op, count, rank=comm.rank, call=call)
-            poison(out)
-            target = x if in_place else out
+            x = arrays.make(exact_input(dtype, op, count, rank=comm.rank, call=call))
+            target = x if in_place else arrays.make(poisoned)
+            arrays.synchronize()
             comm.host_barrier()
             start = time.perf_counter()
             comm.allreduce(x, out=target, op=op)
+            arrays.synchronize()
             elapsed_us = (time.perf_counter() - start) * 1e6
             if repeat >= nwarmups:
                 times_us.append(elapsed_us)
             expected = exact_result(dtype, op, count, nranks=comm.size, call=call)
-            wrong += count_wrong(target, expected)
-            digest.update(target.tobytes())
+            got = arrays.host(target)
+            wrong += count_wrong(got, expected)
+            digest.update(got.tobytes())
         gathered = comm.host_allgather((median(times_us), wrong, digest.hexdigest()))
         yield Row(
             nbytes=count * dtype.itemsize,

@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import shmemar
-from tests.distributed.arrays import Arrays
+from shmemar.host.arrays import Arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

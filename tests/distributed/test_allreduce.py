@@ -15,7 +15,7 @@ from shmemar.host.exact import count_wrong, exact_input, exact_result, poison
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tests.distributed.arrays import Arrays
+    from shmemar.host.arrays import Arrays
 
 
 COMBINATIONS = [(name, op) for name, dtype in DTYPES.items() for op in supported_ops(dtype)]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import shmemar
 from shmemar.host.bootstrap import Bootstrap
 from shmemar.host.runtime import why_no_gpu
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 ONES = np.ones(8, np.float32)
 WHOLE = np.ones(16, np.float32)
@@ -47,6 +46,7 @@ def test_wrong_arguments_are_refused(comm: shmemar.Communicator, agree: Any, cas
     [
         ({"backend": "cuda"}, "backend is 'cuda'; expected one of 'auto', 'nvshmem', 'emulated'"),
         ({"determinism": "yes"}, "determinism is 'yes'; expected one of 'run_to_run', 'bitwise'"),
+        ({"scratch_nbytes": 10**30}, "scratch_nbytes is 10+; expected 1099511627776 at most"),
         ({"scratch_nbytes": 100}, "scratch_nbytes is 100; expected at least [0-9]+ for"),
         ({"device": "0"}, "device is '0'; expected the ordinal of a GPU, or None"),
         ({"scratch_nbytes": 1e6}, r"scratch_nbytes is 1000000\.0; expected a whole number"),
@@ -137,10 +137,61 @@ def test_calls_that_differ_are_named_in_check_mode(
         pytest.skip("one rank differs from nobody")
     monkeypatch.setenv("SHMEMAR_CHECK", "1")
     with shmemar.init(world, backend=backend) as comm:
-        with pytest.raises(shmemar.MismatchError, match=f"{field} differs.*on rank 1") as caught:
+        with pytest.raises(shmemar.MismatchError, match=f"{field} differs.*on rank") as caught:
             call(comm, world.rank == 1)
         after = bool((comm.allreduce(ONES) == world.size).all())
     assert agree((after, "call 1" in str(caught.value))) == [(True, True)] * world.size
+
+
+def test_another_collective_is_named(
+    world: MPI.Intracomm, backend: str, agree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if world.size == 1:
+        pytest.skip("one rank differs from nobody")
+    monkeypatch.setenv("SHMEMAR_CHECK", "1")
+    with shmemar.init(world, backend=backend) as comm:
+        with pytest.raises(shmemar.MismatchError, match=r"different things.*gather.* on rank 1"):
+            comm.host_allgather({}) if world.rank == 1 else comm.allreduce(ONES)
+        after = bool((comm.allreduce(ONES) == world.size).all())
+    assert agree(after) == [True] * world.size
+
+
+def test_a_first_call_of_another_kernel_is_named(world: MPI.Intracomm, agree: Any) -> None:
+    if world.size == 1:
+        pytest.skip("one rank differs from nobody")
+    with shmemar.init(world, backend="emulated") as comm:
+        with pytest.raises(shmemar.MismatchError, match=r"compile one_shot_ll_int32.* on rank 1"):
+            comm.allreduce(np.ones(4, "i4" if world.rank == 1 else "f4"))
+        after = bool((comm.allreduce(ONES) == world.size).all())
+    assert agree(after) == [True] * world.size
+
+
+def test_large_objects_are_gathered(comm: shmemar.Communicator, agree: Any) -> None:
+    gathered = comm.host_allgather(bytes([comm.rank]) * 1_000_000)
+    right = gathered == [bytes([rank]) * 1_000_000 for rank in range(comm.size)]
+    assert agree(right) == [True] * comm.size
+
+
+def test_the_null_communicator_is_refused(world: MPI.Intracomm) -> None:
+    nobody: Any = world.Split(MPI.UNDEFINED)
+    with pytest.raises(shmemar.ArgumentError, match=r"MPI\.COMM_NULL"):
+        shmemar.init(nobody)
+
+
+def test_one_ranks_other_error_is_raised_on_every_rank(
+    world: MPI.Intracomm, agree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = world.size - 1
+    if world.rank == last:
+
+        def full(_descriptor: int, _offset: int, _nbytes: int) -> None:
+            raise MemoryError("planted")
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises((MemoryError, shmemar.ShmemarError), match="planted") as caught:
+        shmemar.init(world, backend="emulated")
+    named = world.rank == last or f"on rank {last}: MemoryError" in str(caught.value)
+    assert agree(named) == [True] * world.size
 
 
 def test_one_ranks_wrong_argument_is_raised_on_every_rank_in_check_mode(

@@ -14,7 +14,7 @@ from shmemar.host.exact import count_wrong, exact_input, exact_result
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.distributed.arrays import Arrays
+    from shmemar.host.arrays import Arrays
 
 pytestmark = pytest.mark.gpu
 

@@ -48,7 +48,7 @@ def test_many_communicators_leave_nothing_behind(
             comm.allreduce(ONES)
 
     def held() -> tuple[int, int]:
-        mapped = Path("/proc/self/maps").read_text().count("shmemar-")
+        mapped = Path("/proc/self/maps").read_text().count("memfd:shmemar")
         return mapped, len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
     for _ in range(3):
@@ -59,10 +59,12 @@ def test_many_communicators_leave_nothing_behind(
     assert agree(held() == before) == [True] * world.size
 
 
-def test_shared_memory_has_no_name_once_mapped(comm: shmemar.Communicator, agree: Any) -> None:
+def test_shared_memory_has_no_name(comm: shmemar.Communicator, agree: Any) -> None:
     if comm.backend.value != "emulated":
         pytest.skip("shared memory is the emulated backend's")
-    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "shmemar-" in line]
+    maps = [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:shmemar" in line
+    ]
     assert agree(len(maps) >= comm.size) == [True] * comm.size
     assert agree(all(line.endswith("(deleted)") for line in maps)) == [True] * comm.size
 
@@ -76,12 +78,26 @@ def test_an_exception_in_the_body_abandons_the_communicator(
         comm.allreduce(ONES)
 
 
+def test_abandoned_communicators_leave_nothing_mapped(
+    world: MPI.Intracomm, backend: str, agree: Any
+) -> None:
+    if backend != "emulated":
+        pytest.skip("on GPUs peers may still store to what was abandoned")
+    before = Path("/proc/self/maps").read_text().count("memfd:shmemar")
+    comm = shmemar.init(world, backend=backend)
+    during = Path("/proc/self/maps").read_text().count("memfd:shmemar")
+    with pytest.raises(KeyError), comm:
+        raise KeyError
+    after = Path("/proc/self/maps").read_text().count("memfd:shmemar")
+    assert agree((during > before, after == before)) == [(True, True)] * world.size
+
+
 def test_closing_after_mpi_has_ended_is_not_collective(
     world: MPI.Intracomm, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comm = shmemar.init(world, backend=backend)
     monkeypatch.setattr(Bootstrap, "is_alive", False)
-    monkeypatch.setattr(Bootstrap, "allgather_within", None)
+    monkeypatch.setattr(Bootstrap, "allgather", None)
     comm.close()
     with pytest.raises(shmemar.ClosedError):
         comm.check()

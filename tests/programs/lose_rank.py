@@ -1,4 +1,7 @@
-"""A job whose last rank is lost in the middle of a loop: ``lose_rank.py SIGNAL BACKEND``.
+"""A job whose last rank is lost: ``lose_rank.py SIGNAL BACKEND PLACE``.
+
+PLACE is ``loop`` (in the middle of a loop of all-reduces), ``first`` (before the first one) or
+``host`` (before a barrier on the host).
 
 The other ranks print what they catch, and end as a program does that lets the error through.
 """
@@ -19,10 +22,10 @@ LOST_CALL = 50
 
 
 def main() -> None:
-    number = getattr(signal, sys.argv[1])
+    number, backend, place = getattr(signal, sys.argv[1]), sys.argv[2], sys.argv[3]
     world = MPI.COMM_WORLD
     lost = world.size - 1
-    backend = sys.argv[2]
+    lost_call = 0 if place == "first" else LOST_CALL
     with shmemar.init(world, backend=backend) as comm:
         x = np.ones(1000, np.float32)
         if backend == "nvshmem":
@@ -30,10 +33,12 @@ def main() -> None:
 
             x = cupy.asarray(x)
         for call in range(10 * LOST_CALL):
-            if comm.rank == lost and call == LOST_CALL:
+            if comm.rank == lost and call == lost_call:
                 os.kill(os.getpid(), number)
             start = time.monotonic()
             try:
+                if place == "host" and call == lost_call:
+                    comm.host_barrier()
                 comm.allreduce(x)
                 if backend == "nvshmem":
                     cupy.cuda.get_current_stream().synchronize()

@@ -52,11 +52,14 @@ class RandomMachine:
     """Memory of all ranks and a schedule drawn from `seed`."""
 
     seed: int
+    tick_ns: int = 0
     words: dict[int, int] = field(default_factory=dict)
     pending: list[_Store] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self._time_ns = 0
+        self.nstores = 0
         self.rank_of: dict[object, int] = {}
         self.scheduler: Any = getcurrent()
 
@@ -69,6 +72,7 @@ class RandomMachine:
 
     def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
         thread = getcurrent()
+        self.nstores += 1
         for start in range(0, len(words), 2):
             piece = words[start : start + 2]
             self.pending.append(_Store(thread, self.rank_of[thread], address + 4 * start, piece))
@@ -88,7 +92,8 @@ class RandomMachine:
         self._switch()
 
     def clock_ns(self) -> int:
-        return 0
+        self._time_ns += self.tick_ns
+        return self._time_ns
 
     def drain(self, which: Callable[[_Store], bool]) -> None:
         """Make stores visible, in the order they were made."""

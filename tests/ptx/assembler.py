@@ -22,8 +22,8 @@ class Assembly:
 
     def lines(self, opcode: str) -> list[str]:
         """Instructions that begin with `opcode`."""
-        pattern = re.compile(rf"^\s*(@!?%p\d+\s+)?{re.escape(opcode)}[\s.]", re.MULTILINE)
-        return [self.ptx[m.start() :].split(";", 1)[0] for m in pattern.finditer(self.ptx)]
+        pattern = re.compile(rf"(?<![\w.]){re.escape(opcode)}[\s.][^;]*;")
+        return pattern.findall(self.ptx)
 
     def count(self, opcode: str) -> int:
         """Number of instructions that begin with `opcode`."""

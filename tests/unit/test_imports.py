@@ -233,7 +233,7 @@ def test_a_public_name_resolves_without_mpi_or_gpu(name: str) -> None:
 
 
 def test_the_communicators_module_loads_neither_mpi_nor_a_compiler() -> None:
-    assert run_blocked("import shmemar.host.communicator as c\nprint(c.init.__name__)") == "init"
+    assert run_blocked("import shmemar.host.startup as c\nprint(c.init.__name__)") == "init"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

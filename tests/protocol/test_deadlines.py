@@ -1,0 +1,139 @@
+"""A peer that never comes: one record, every thread ends, and nothing waits twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from shmemar.device import watchdog
+from shmemar.device.interpreter import running
+from shmemar.device.kernels import build
+from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host.failure import failure_from
+from shmemar.layout import FAILURE_DTYPE, LLLayout
+from shmemar.spec import Kernel, KernelSpec, Protocol
+from tests.protocol.random_machine import RandomMachine, StuckError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LAYOUT = LLLayout(3, nslots=4)
+SPEC = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 3)
+EPOCHS, BROKEN, RECORD, ARRAYS = 1 << 32, 2 << 32, (2 << 32) + 128, 3 << 32
+
+
+@pytest.fixture(autouse=True)
+def _looks_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the clock every 4 polls, which the interpreter's pace asks for."""
+    monkeypatch.setattr("shmemar.device.ll_buffer.POLLS_PER_LOOK", 4)
+
+
+def run_without_rank_2(seed: int, nlaunches: int) -> RandomMachine:
+    """Launch on ranks 0 and 1 only."""
+    machine = RandomMachine(seed, tick_ns=40)
+    bases = tuple((rank + 1) << 40 for rank in range(3))
+    body = build(SPEC, LAYOUT)
+
+    def launches(rank: int) -> Iterator[list[Callable[[], None]]]:
+        base = bases[rank]
+        for _ in range(nlaunches):
+
+            def thread(index: int) -> None:
+                body(
+                    bases,
+                    base + ARRAYS,
+                    base + ARRAYS + 4096,
+                    9,
+                    base + EPOCHS,
+                    base + BROKEN,
+                    base + RECORD,
+                    1000,
+                    rank,
+                    index,
+                    4,
+                    4,
+                )
+
+            yield [lambda index=index: thread(index) for index in range(4)]  # type: ignore[misc]
+
+    with running(machine), np.errstate(over="ignore"):
+        machine.run([launches(0), launches(1)])
+        machine.drain(lambda _: True)
+    return machine
+
+
+def record_of(machine: RandomMachine, rank: int) -> bytes:
+    base = ((rank + 1) << 40) + RECORD
+    words = [machine.words.get(base + 4 * i, 0) for i in range(FAILURE_DTYPE.itemsize // 4)]
+    return np.array(words, "<u4").tobytes()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_thread_ends_and_the_record_names_the_missing_rank(seed: int) -> None:
+    machine = run_without_rank_2(seed, nlaunches=1)
+    for rank in (0, 1):
+        failure = failure_from(record_of(machine, rank), 1e-6)
+        assert failure is not None
+        assert failure.rank == rank
+        # A peer's packets may be late as well, but never is nobody missing, or the own rank.
+        assert 2 in failure.missing
+        assert rank not in failure.missing
+
+
+def stores_of_later_launches(seed: int) -> int:
+    """Stores of three launches that follow a broken one, give or take one launch's own."""
+    return run_without_rank_2(seed, nlaunches=4).nstores - run_without_rank_2(seed, 1).nstores
+
+
+MOST_STORES_OF_A_LAUNCH = 2 * 4 * 2
+"""Two ranks with four threads send to two peers each."""
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_launch_on_a_broken_rank_stores_nothing(seed: int) -> None:
+    assert stores_of_later_launches(seed) <= MOST_STORES_OF_A_LAUNCH
+
+
+def test_a_launch_that_does_not_look_at_the_broken_word_stores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shmemar.device.kernels.one_shot.is_broken", lambda _: False)
+    assert stores_of_later_launches(0) > MOST_STORES_OF_A_LAUNCH
+
+
+def test_without_the_broken_word_in_the_spin_threads_wait_for_their_own_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The negative control: with a clock that stands still, only the broken word can end a spin."""
+    monkeypatch.setattr(watchdog, "is_broken", lambda _: False)
+    monkeypatch.setattr(RandomMachine, "clock_ns", _first_thread_only_clock())
+    with pytest.raises(StuckError):
+        run_without_rank_2(0, nlaunches=1)
+
+
+def test_the_broken_word_ends_a_spin_whose_clock_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RandomMachine, "clock_ns", _first_thread_only_clock())
+    machine = run_without_rank_2(0, nlaunches=1)
+    assert failure_from(record_of(machine, 0), 1e-6) is not None
+
+
+def _first_thread_only_clock() -> Callable[[RandomMachine], int]:
+    """A clock that runs for one thread of each rank, and stands still for the others."""
+    clocks: dict[int, tuple[object, int]] = {}
+
+    def clock_ns(self: RandomMachine) -> int:
+        from greenlet import getcurrent
+
+        thread = getcurrent()
+        rank = self.rank_of[thread]
+        owner, time_ns = clocks.setdefault(rank, (thread, 1))
+        if owner is not thread:
+            return 1
+        clocks[rank] = (owner, time_ns + 400)
+        return time_ns + 400
+
+    return clock_ns

@@ -29,4 +29,5 @@ step mpirun -n 2 $suite --backend=nvshmem --arrays=torch --random-calls=200 -k "
 SHMEMAR_TIMEOUT_S=3 step mpirun -n 3 python3 tests/programs/lose_rank.py SIGSTOP nvshmem loop
 step mpirun -n 2 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
   python3 tests/programs/small_run.py
+CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step mpirun -n 2 python3 tests/programs/small_run.py
 exit $failed

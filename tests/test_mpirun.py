@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -182,3 +183,36 @@ def test_version_is_printed() -> None:
     done = mpirun(1, "-m", "shmemar", "--version", timeout_s=60)
     assert done.stdout.strip() == f"shmemar {shmemar.__version__}"
     assert os.sep not in done.stdout
+
+
+def test_the_benchmark_runs_emulated_and_says_what_it_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    sizes = ("-b", "128", "-e", "1K", "-n", "4", "--json", str(file))
+    command = ("-m", "benchmarks", "allreduce", "--backend", "emulated", *sizes)
+    done = mpirun(2, *command, timeout_s=100)
+    assert done.returncode == 0, done.stdout
+    assert "# times: CPU times of an emulation" in done.stdout
+    assert "# device: not run, it needs GPUs" in done.stdout
+    assert "# graph: not run, it needs GPUs" in done.stdout
+    document = json.loads(file.read_text())
+    assert [(row["mode"], row["nbytes"], row["wrong"]) for row in document["rows"]] == [
+        ("eager", 128, 0),
+        ("eager", 1024, 0),
+    ]
+    assert document["backend"] == "emulated"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-m", "warp"), "--modes has 'warp'; expected some of device, graph, eager"),
+        (("-n", "0"), "--samples must be 1 or more"),
+        (("--in-place",), "needs --op min or max"),
+    ],
+)
+def test_wrong_arguments_of_the_benchmark_are_refused(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    done = mpirun(1, "-m", "benchmarks", "allreduce", *arguments, timeout_s=60)
+    assert done.returncode == 2
+    assert message in done.stdout

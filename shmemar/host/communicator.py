@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
+from shmemar import __version__
 from shmemar.config import COMPILE_TIMEOUT_S, Config
 from shmemar.dtypes import as_reduce_op
 from shmemar.errors import (
@@ -25,7 +26,7 @@ from shmemar.host.heap import SymmetricHeap
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.scratch import LLScratch
-from shmemar.layout import grid_for
+from shmemar.layout import Grid, grid_for
 from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from shmemar.dtypes import DType, ReduceOp
     from shmemar.host.bootstrap import Bootstrap
-    from shmemar.host.contract import Runtime
+    from shmemar.host.contract import CompiledKernel, Runtime
 
 __all__ = ["Communicator"]
 
@@ -163,6 +164,15 @@ class Communicator:
         spec = self._spec(dtype, op)
         return f"{spec.kernel.value}/{spec.protocol.value}"
 
+    def describe(self) -> dict[str, str]:
+        """Say what it runs on: backend, ranks, and the machine and versions behind them."""
+        return {
+            "shmemar": __version__,
+            "ranks": str(self.size),
+            "backend": self.backend.value,
+            **self._runtime.describe(),
+        }
+
     def host_allgather(self, item: T) -> list[T]:
         """Gather a picklable object of every rank through the host, in rank order. Collective.
 
@@ -258,14 +268,22 @@ class Communicator:
         layout = self._scratch.layout
         with self._breaks_on_timeout():
             kernel = self._runtime.compile(spec, layout, stream)
+        grid = self._grid(source, spec, kernel)
+        self._runtime.launch(kernel, grid, self._arguments(source, destination), stream)
+        if self._runtime.is_synchronous:
+            self._require_usable()
+
+    def _grid(self, source: Operand, spec: KernelSpec, kernel: CompiledKernel) -> Grid:
         caps = [cap for cap in (self._config.max_blocks, kernel.max_blocks) if cap is not None]
-        grid = grid_for(
+        return grid_for(
             source.nbytes,
-            layout,
+            self._scratch.layout,
             packets_per_thread=spec.packets_per_thread,
             max_blocks=min(caps, default=None),
         )
-        arguments = (
+
+    def _arguments(self, source: Operand, destination: Operand) -> tuple[Any, ...]:
+        return (
             self._scratch.region.addresses,
             source.address,
             destination.address,
@@ -275,9 +293,6 @@ class Communicator:
             self._control.record,
             self._timeout_ns,
         )
-        self._runtime.launch(kernel, grid, arguments, stream)
-        if self._runtime.is_synchronous:
-            self._require_usable()
 
     def _require_usable(self) -> None:
         if self._is_closed:

@@ -96,5 +96,8 @@ class Runtime(Protocol):
     def empty_like(self, x: Any) -> Any:
         """Allocate an array like `x`, in the library that `x` is of."""
 
+    def describe(self) -> dict[str, str]:
+        """Say what kernels run on, with versions."""
+
     def synchronize(self) -> None:
         """Wait until this rank's kernels have ended."""

@@ -129,6 +129,10 @@ class EmulatedRuntime:
         """Allocate with numpy."""
         return np.empty_like(x)
 
+    def describe(self) -> dict[str, str]:
+        """Say that this is no GPU."""
+        return {"times": "CPU times of an emulation; they say nothing about a GPU"}
+
     def synchronize(self) -> None:
         """Nothing to do: kernels have ended when `launch` returns."""
 

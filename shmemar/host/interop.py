@@ -96,7 +96,12 @@ def device_operand(name: str, array: Any, stream: int, *, device: int, writeable
         ArgumentError: On another GPU, not contiguous, misaligned, or read-only.
     """
     view = _device_view(name, array, stream)
-    if view.device_id != device or not view.is_device_accessible:
+    if not view.is_device_accessible:
+        raise ArgumentTypeError(
+            f"{name} is {type(array).__name__} in host memory; expected an array on GPU {device}, "
+            "or a numpy.ndarray. Copy it there."
+        )
+    if view.device_id != device:
         raise ArgumentError(
             f"{name} is on device {view.device_id}; expected GPU {device}, this rank's. Copy it "
             "there, or pick the GPU with shmemar.init(..., device=)."
@@ -132,7 +137,7 @@ def stream_handle(stream: Any, x: Any) -> int:
         if library == "torch":
             import torch
 
-            return int(torch.cuda.current_stream(x.device).cuda_stream)
+            return int(torch.cuda.current_stream(x.device).cuda_stream) if x.is_cuda else 0
         if library == "cupy":
             import cupy
 

@@ -36,9 +36,11 @@ def compile_ptx(
         layout: Layout of the scratch.
         rank: The rank that will run it.
         compute_capability: Of the GPU, such as ``(9, 0)``.
-        looped: True to run the body `repeats` times in one launch, for measuring: the entry then
-            has three more parameters, `repeats`, `warmups` and `times`. Each block writes the
-            nanoseconds that its repeats after the warm-ups took to ``times[block]``.
+        looped: True to run the body `repeats` times in one launch, for measuring. The entry then
+            has more parameters: `repeats`, `warmups`, `stride_nbytes`, `buffer_mask` and `times`.
+            Repeat i reads its input ``(i & buffer_mask) * stride_nbytes`` bytes further on, so that
+            it comes from L2. Each block writes the nanoseconds that its repeats after the warm-ups
+            took to ``times[block]``, 64 bits each.
 
     Returns:
         PTX text with one entry, named after the spec, whose parameters are the region's address on
@@ -89,6 +91,8 @@ def compile_ptx(
         timeout_ns: int,
         repeats: int,
         warmups: int,
+        stride_nbytes: int,
+        buffer_mask: int,
         times: int,
     ) -> None:
         start_ns = u64(0)
@@ -97,7 +101,7 @@ def compile_ptx(
                 start_ns = memory.globaltimer_ns()
             body(
                 peers,
-                source,
+                source + u64((repeat & buffer_mask) * stride_nbytes),
                 destination,
                 ncomponents,
                 epochs,
@@ -127,7 +131,7 @@ def compile_ptx(
         types.uint64,  # timeout_ns
     )
     if looped:
-        parameters += (index, index, address)
+        parameters += (index, index, index, index, address)
     text, _ = cuda.compile(
         looped_entry if looped else entry,
         types.void(*parameters),
@@ -217,7 +221,7 @@ def load_kernel(
     cubin = Program(ptx, "ptx", options).compile(
         "cubin", cache=FileStreamProgramCache(_cache_directory())
     )
-    nparameters = spec.nranks + (10 if looped else 7)
+    nparameters = spec.nranks + (12 if looped else 7)
     return CudaKernel(cubin, spec.name, nparameters, device)
 
 

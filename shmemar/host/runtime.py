@@ -7,6 +7,7 @@ import ctypes
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -296,6 +297,20 @@ class NvshmemRuntime:
             f"out is None, and x is {type(x).__module__}.{type(x).__name__}; expected out= for an "
             "array that is neither CuPy's nor torch's."
         )
+
+    def describe(self) -> dict[str, str]:
+        """Name the GPU, how many ranks share one, and the versions of what is below."""
+        from cuda.bindings import driver
+
+        _, cuda = driver.cuDriverGetVersion()
+        return {
+            "GPU": f"{self._device.name}, compute capability {self._device.compute_capability}",
+            "ranks on a GPU": str(self._ranks_per_gpu),
+            "MPS": "running" if _is_under_mps(self._device) else "not running",
+            "CUDA driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
+            "NVSHMEM": nvshmem_version(),
+            **{name: version(name) for name in ("numba-cuda", "cuda-core", "numpy")},
+        }
 
     def synchronize(self) -> None:
         """Wait until everything on this rank's GPU has ended."""

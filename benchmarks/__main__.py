@@ -1,0 +1,118 @@
+"""Command line of the benchmarks, under mpirun: ``python -m benchmarks allreduce``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shmemar
+from benchmarks.timing import MODES, Case, measure
+from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
+from shmemar.host.bootstrap import load_mpi
+from shmemar.host.sweep import message_sizes, parse_nbytes
+from shmemar.spec import Backend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.timing import Result
+
+HEADER = (
+    f"#{'size':>9}{'count':>10}{'type':>11}{'redop':>6}{'mode':>8}{'kernel':>13}{'blocks':>7}"
+    f"{'time':>10}{'p20':>10}{'p80':>10}{'other':>9}{'algbw':>8}{'busbw':>8}{'#wrong':>8}\n"
+    f"#{'(B)':>9}{'(elems)':>10}{'':>11}{'':>6}{'':>8}{'':>13}{'':>7}"
+    f"{'(us)':>10}{'(us)':>10}{'(us)':>10}{'(us)':>9}{'(GB/s)':>8}{'(GB/s)':>8}"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a benchmark; return 0, or 1 when any result was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    allreduce = commands.add_parser("allreduce", help="latency of all-reduce by size and mode")
+    allreduce.add_argument("-b", "--smallest", default="128", metavar="SIZE")
+    allreduce.add_argument("-e", "--largest", default="256K", metavar="SIZE")
+    allreduce.add_argument("-f", "--factor", default=8, type=int)
+    allreduce.add_argument("-d", "--dtype", default="float32", choices=DTYPES)
+    allreduce.add_argument("-o", "--op", default="sum", choices=[op.value for op in ReduceOp])
+    allreduce.add_argument("-m", "--modes", default=",".join(MODES), help="default: %(default)s")
+    allreduce.add_argument("-n", "--samples", default=30, type=int, help="samples a row")
+    allreduce.add_argument("-r", "--repeats", default=200, type=int, help="collectives a sample")
+    allreduce.add_argument("--in-place", action="store_true")
+    allreduce.add_argument("--backend", default=None, choices=[b.value for b in Backend])
+    allreduce.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
+    arguments = parser.parse_args(argv)
+    modes = arguments.modes.split(",")
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown:
+        parser.error(f"--modes has {unknown[0]!r}; expected some of {', '.join(MODES)}")
+    if arguments.samples < 1 or arguments.repeats < 5:
+        parser.error("--samples must be 1 or more, and --repeats 5 or more")
+    if arguments.in_place and "graph" in modes and arguments.op not in ("min", "max"):
+        parser.error("--in-place with mode graph needs --op min or max: others don't repeat")
+    return _allreduce(arguments, modes)
+
+
+def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
+    dtype = as_dtype(arguments.dtype)
+    op = as_reduce_op(arguments.op, dtype)
+    sizes = message_sizes(
+        parse_nbytes(arguments.smallest), parse_nbytes(arguments.largest), arguments.factor
+    )
+    rows: list[Result] = []
+    with shmemar.init(load_mpi().COMM_WORLD, backend=arguments.backend) as comm:
+        where = comm.describe()
+        if comm.rank == 0:
+            for name, text in where.items():
+                print(f"# {name}: {text}")
+            print("# time: maximum over ranks of each rank's median. other: graph: an empty kernel")
+            print("# in the collective's place; eager: the host's time of a call.")
+            print(HEADER, flush=True)
+        for mode in modes:
+            for nbytes in sizes:
+                case = Case(
+                    dtype=dtype,
+                    op=op,
+                    count=max(nbytes // dtype.itemsize, 1),
+                    in_place=arguments.in_place,
+                    samples=arguments.samples,
+                    repeats=arguments.repeats,
+                )
+                row = measure(comm, mode, case)
+                if row is None:
+                    if comm.rank == 0:
+                        print(f"# {mode}: not run, it needs GPUs", flush=True)
+                    break
+                rows.append(row)
+                if comm.rank == 0:
+                    print(_line(row, comm.size), flush=True)
+        if comm.rank == 0 and arguments.json:
+            document = {
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+                **where,
+                "rows": [row.as_dict() for row in rows],
+            }
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+def _line(row: Result, nranks: int) -> str:
+    algbw = row.nbytes / row.median_us / 1e3
+    busbw = algbw * 2 * (nranks - 1) / nranks
+    other = "" if row.other_us is None else f"{row.other_us:.2f}"
+    cells: list[Any] = [
+        f"{row.nbytes:>10}{row.count:>10}{row.dtype:>11}{row.op:>6}{row.mode:>8}",
+        f"{row.kernel:>13}{row.blocks:>7}{row.median_us:>10.2f}{row.p20_us:>10.2f}",
+        f"{row.p80_us:>10.2f}{other:>9}{algbw:>8.2f}{busbw:>8.2f}{row.wrong:>8}",
+    ]
+    return "".join(cells)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     allreduce.add_argument("-b", "--smallest", default="128", metavar="SIZE")
     allreduce.add_argument("-e", "--largest", default="256K", metavar="SIZE")
     allreduce.add_argument("-f", "--factor", default=8, type=int)
+    allreduce.add_argument("--sizes", metavar="SIZE,...", help="these, instead of a range")
     allreduce.add_argument("-d", "--dtype", default="float32", choices=DTYPES)
     allreduce.add_argument("-o", "--op", default="sum", choices=[op.value for op in ReduceOp])
     allreduce.add_argument("-m", "--modes", default=",".join(MODES), help="default: %(default)s")
@@ -60,9 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
     dtype = as_dtype(arguments.dtype)
     op = as_reduce_op(arguments.op, dtype)
-    sizes = message_sizes(
-        parse_nbytes(arguments.smallest), parse_nbytes(arguments.largest), arguments.factor
-    )
+    if arguments.sizes:
+        sizes = [parse_nbytes(text) for text in arguments.sizes.split(",")]
+    else:
+        smallest, largest = parse_nbytes(arguments.smallest), parse_nbytes(arguments.largest)
+        sizes = message_sizes(smallest, largest, arguments.factor)
     rows: list[Result] = []
     with shmemar.init(load_mpi().COMM_WORLD, backend=arguments.backend) as comm:
         where = comm.describe()

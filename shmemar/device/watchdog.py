@@ -13,6 +13,7 @@ from shmemar.device.memory import (
     exch_relaxed_sys_b32,
     fence_acq_rel_sys,
     globaltimer_ns,
+    ld_b32,
     ld_relaxed_sys_b32,
     st_relaxed_sys_b32,
 )
@@ -20,7 +21,7 @@ from shmemar.device.registry import device
 from shmemar.device.words import u32, u64
 from shmemar.layout import failure_offset
 
-__all__ = ["POLLS_PER_LOOK", "Watchdog", "is_broken", "report", "should_give_up"]
+__all__ = ["POLLS_PER_LOOK", "Watchdog", "is_broken", "report", "should_give_up", "was_broken"]
 
 POLLS_PER_LOOK = 1024
 """A power of two. A poll is an L2 round trip on a GPU, so a look comes every 0.2 to 0.3 ms."""
@@ -62,8 +63,18 @@ class Watchdog(NamedTuple):
 
 
 @device
+def was_broken(watchdog: Watchdog) -> bool:
+    """Return whether a launch before this one passed its deadline on this rank.
+
+    A weak load, as the kernel boundary orders it: a relaxed one of system scope would go to the
+    word's own side of the L2, and every launch would wait for it before it sends.
+    """
+    return ld_b32(watchdog.broken) != u32(0)
+
+
+@device
 def is_broken(watchdog: Watchdog) -> bool:
-    """Return whether a spin on this rank has passed its deadline before."""
+    """Return whether any spin on this rank has passed its deadline."""
     return ld_relaxed_sys_b32(watchdog.broken) != u32(0)
 
 

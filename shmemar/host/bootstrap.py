@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["Bootstrap", "ErrorEntry", "leave_without_finalize", "load_mpi"]
+__all__ = [
+    "Bootstrap",
+    "ErrorEntry",
+    "leave_without_finalize",
+    "leaves_without_finalize",
+    "load_mpi",
+]
 
 T = TypeVar("T")
 
@@ -242,6 +248,11 @@ def leave_without_finalize(status: int = 1) -> None:
     """
     global _exit_status  # noqa: PLW0603 - there is one process to leave
     _exit_status = status
+
+
+def leaves_without_finalize() -> bool:
+    """Return whether this process will exit so: then nothing collective may be done on the way."""
+    return _exit_status is not None
 
 
 @cache

@@ -15,6 +15,7 @@ import numpy as np
 from shmemar.config import environment
 from shmemar.errors import ArgumentError, BackendUnavailableError
 from shmemar.host.arena import Arena
+from shmemar.host.bootstrap import leaves_without_finalize
 from shmemar.host.contract import Control
 from shmemar.host.interop import device_operand, stream_handle
 from shmemar.host.launch import CudaKernel, is_capturing, load_kernel
@@ -131,6 +132,8 @@ class _Job:
     def _finalize(self) -> None:
         import nvshmem.core
 
+        if leaves_without_finalize():
+            return
         if self.arena.nbytes_used:
             logger.warning("%d bytes of symmetric memory were not freed", self.arena.nbytes_used)
         self._bindings.free(self.arena.base)

@@ -17,7 +17,7 @@ def main() -> None:
     with shmemar.init(world, backend="nvshmem", scratch_nbytes=2 * world.size * 256 * 16) as comm:
         for name, op in (("float32", ReduceOp.SUM), ("complex128", ReduceOp.PROD)):
             dtype = DTYPES[name]
-            for call, count in enumerate((1, 2, 3, 255, 256, 257, 1500)):
+            for call, count in enumerate((1, 2, 257, 1500)):
                 whole = cupy.zeros(count + 1, name)
                 x = whole[call % 2 :][:count]
                 x.set(exact_input(dtype, op, count, rank=comm.rank, call=call))

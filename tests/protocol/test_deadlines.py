@@ -99,7 +99,7 @@ def test_a_launch_on_a_broken_rank_stores_nothing(seed: int) -> None:
 def test_a_launch_that_does_not_look_at_the_broken_word_stores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shmemar.device.kernels.one_shot.is_broken", lambda _: False)
+    monkeypatch.setattr("shmemar.device.kernels.one_shot.was_broken", lambda _: False)
     assert stores_of_later_launches(0) > MOST_STORES_OF_A_LAUNCH
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
@@ -62,7 +64,13 @@ def test_no_fence_is_on_the_way_of_a_packet() -> None:
     assert assembly.count("bar.sync") == 0
 
 
-def test_input_is_loaded_before_the_epoch() -> None:
+def test_input_epoch_and_broken_word_are_loaded_before_anything_waits_for_one_of_them() -> None:
     text = compiled("float32", ReduceOp.SUM, 4, 0).ptx
-    epoch = text.rindex("ld.global.b32", 0, text.index("ld.relaxed.sys.global.b32"))
-    assert text.index("ld.global.v2.b32") < epoch < text.index("st.relaxed.sys.global.v2.b64")
+    before_send = text[: text.index("st.relaxed.sys.global.v2.b64")]
+    loads = [match.start() for match in re.finditer(r"ld\.global\.b32", before_send)]
+    broken, epoch = loads[-2:]
+    assert before_send.index("ld.global.v2.b32") < broken < epoch
+    # Between the two there is no branch, and the branch behind them needs both.
+    assert "bra" not in before_send[broken:epoch]
+    assert len(re.findall(r"bra", before_send[epoch:])) >= 1
+    assert "or.pred" in before_send[epoch:]

@@ -36,10 +36,11 @@ from typing import TYPE_CHECKING, Any
 from shmemar.device.arithmetic import arithmetic
 from shmemar.device.ll_buffer import LLBuffer
 from shmemar.device.memory import ld_b32, st_b32
+from shmemar.device.packet import LAST_EPOCH
 from shmemar.device.payload import payload_access
 from shmemar.device.registry import device
-from shmemar.device.watchdog import Watchdog, is_broken
-from shmemar.device.words import u64, word_array
+from shmemar.device.watchdog import Watchdog, was_broken
+from shmemar.device.words import u32, u64, word_array
 from shmemar.layout import PAYLOAD_NBYTES, WORD_NBYTES, WORDS_PER_PACKET
 
 if TYPE_CHECKING:
@@ -96,9 +97,14 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
 
         # The input's load is issued before the epoch's: the other order serialises two round trips.
         load_group(payload, source, group, ncomponents)
+        stops = was_broken(watchdog)
         for p in range(PACKETS):
             epoch[p] = ld_b32(epochs + u64(first_slot + p) * u64(WORD_NBYTES))
-        if is_broken(watchdog):
+            # Never true, but it keeps the epoch's load before the branch, beside the others.
+            stops = stops | (epoch[p] > u32(LAST_EPOCH))
+        # Not later: a thread that gave up has not advanced its epoch, and would send other data
+        # under the same flag, to peers that may still be waiting for it.
+        if stops:
             return
 
         while True:

@@ -118,8 +118,10 @@ class Communicator:
             op: ``"sum"``, ``"prod"``, ``"min"`` or ``"max"``; no order, so no min or max, for
                 complex.
             stream: A stream of CuPy, torch, numba or cuda.core, or its handle; by default the
-                current one of the library that `x` is of. It may be captured into a CUDA graph
-                once the same dtype and op were called before. Emulated, it must be None.
+                current one of the library that `x` is of. Calls on different streams run one after
+                the other. It may be captured into a CUDA graph once the same dtype and op were
+                called before; replays are for the caller to order against other calls. Emulated,
+                it must be None.
 
         Returns:
             `out`.
@@ -224,6 +226,7 @@ class Communicator:
         self._heap.close()
         self._scratch.epochs.free()
         self._control.free()
+        self._runtime.close()
         self._bootstrap.free()
 
     def __enter__(self) -> Self:

@@ -101,3 +101,6 @@ class Runtime(Protocol):
 
     def synchronize(self) -> None:
         """Wait until this rank's kernels have ended."""
+
+    def close(self) -> None:
+        """Return what is this rank's own. Not collective."""

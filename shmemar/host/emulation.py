@@ -136,6 +136,10 @@ class EmulatedRuntime:
     def synchronize(self) -> None:
         """Nothing to do: kernels have ended when `launch` returns."""
 
+    def close(self) -> None:
+        """Forget the kernels."""
+        self._kernels.clear()
+
 
 @cache
 def _compile(spec: KernelSpec, layout: LLLayout) -> Callable[..., None]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shmemar.layout import Grid, LLLayout
     from shmemar.spec import KernelSpec
 
-__all__ = ["CudaKernel", "compile_ptx", "is_capturing", "load_kernel"]
+__all__ = ["CudaKernel", "StreamOrder", "compile_ptx", "is_capturing", "load_kernel"]
 
 
 def compile_ptx(
@@ -231,6 +231,37 @@ def is_capturing(stream: int) -> bool:
 
     none = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     return bool(_checked(driver.cuStreamIsCapturing(stream)) != none)
+
+
+class StreamOrder:
+    """Orders launches on different streams one behind the other, by an event.
+
+    Kernels of one communicator share slots and epochs, so two of them must never run at once.
+    Within a capture the captured order is the order.
+    """
+
+    def __init__(self) -> None:
+        """Make the event, in the current context."""
+        from cuda.bindings import driver
+
+        self._driver = driver
+        flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self._event = _checked(driver.cuEventCreate(flags))
+        self._last_stream: int | None = None
+
+    def before_launch(self, stream: int) -> None:
+        """Make `stream` wait for the last launch, if that was on another one."""
+        if self._last_stream not in (None, stream):
+            _checked(self._driver.cuStreamWaitEvent(stream, self._event, 0))
+
+    def after_launch(self, stream: int) -> None:
+        """Remember the launch."""
+        _checked(self._driver.cuEventRecord(self._event, stream))
+        self._last_stream = stream
+
+    def close(self) -> None:
+        """Free the event."""
+        _checked(self._driver.cuEventDestroy(self._event))
 
 
 def _cache_directory() -> Path:

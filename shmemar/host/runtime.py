@@ -18,7 +18,7 @@ from shmemar.host.arena import Arena
 from shmemar.host.bootstrap import leaves_without_finalize
 from shmemar.host.contract import Control
 from shmemar.host.interop import device_operand, stream_handle
-from shmemar.host.launch import CudaKernel, is_capturing, load_kernel
+from shmemar.host.launch import CudaKernel, StreamOrder, is_capturing, load_kernel
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend
 
@@ -209,6 +209,7 @@ class NvshmemRuntime:
         hosts, pes = bootstrap.hosts(), bootstrap.allgather(self._job.pe, "exchange PEs")
         self._peers = bootstrap.together(lambda: self._reach_peers(hosts, pes), "reach the peers")
         self._setup_stream = self._device.create_stream()
+        self._order = StreamOrder()
 
     def allocate_symmetric(self, nbytes: int) -> Memory:
         """Carve from the arena. Collective of the communicator's ranks alone."""
@@ -272,8 +273,13 @@ class NvshmemRuntime:
         return self._kernels[key]
 
     def launch(self, kernel: Any, grid: Grid, arguments: tuple[Any, ...], stream: int) -> None:
-        """Enqueue a kernel."""
+        """Enqueue a kernel, behind the one before it."""
+        if is_capturing(stream):
+            kernel.launch(grid, arguments, stream)
+            return
+        self._order.before_launch(stream)
         kernel.launch(grid, arguments, stream)
+        self._order.after_launch(stream)
 
     def stream(self, stream: Any, x: Any) -> int:
         """Return the handle of a caller's stream, or of the current one of `x`'s library."""
@@ -307,7 +313,7 @@ class NvshmemRuntime:
 
         _, cuda = driver.cuDriverGetVersion()
         return {
-            "GPU": f"{self._device.name}, compute capability {self._device.compute_capability}",
+            "GPU": f"{self._device.name}, sm_{self._device.arch}",
             "ranks on a GPU": str(self._ranks_per_gpu),
             "MPS": "running" if _is_under_mps(self._device) else "not running",
             "CUDA driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
@@ -318,6 +324,12 @@ class NvshmemRuntime:
     def synchronize(self) -> None:
         """Wait until everything on this rank's GPU has ended."""
         self._device.sync()
+
+    def close(self) -> None:
+        """Forget the kernels and return what orders them."""
+        self._kernels.clear()
+        self._order.close()
+        self._setup_stream.close()
 
     def _count_ranks_per_gpu(self) -> int:
         where = (self._bootstrap.host(), self._device.uuid)

@@ -88,6 +88,23 @@ def test_work_is_ordered_on_the_callers_stream(
     assert agree(sum(wrong)) == [0] * comm.size
 
 
+def test_calls_on_different_streams_run_one_after_the_other(
+    comm: shmemar.Communicator, agree: Any
+) -> None:
+    import cupy
+
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    count = 20_000
+    xs = [cupy.asarray(inputs(comm, count, call)) for call in range(30)]
+    ys = [cupy.empty(count, "f4") for _ in xs]
+    cupy.cuda.Device().synchronize()
+    for call, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        comm.allreduce(x, out=y, stream=streams[call % 3])
+    cupy.cuda.Device().synchronize()
+    wrong = [count_wrong(y.get(), results(comm, count, call)) for call, y in enumerate(ys)]
+    assert agree(sum(wrong)) == [0] * comm.size
+
+
 def test_the_current_stream_of_the_library_is_the_default(
     comm: shmemar.Communicator, agree: Any
 ) -> None:

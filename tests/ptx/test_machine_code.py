@@ -55,6 +55,25 @@ def test_kernel_keeps_its_machine_code_contract(
     assert all("mul.rn.f" in line for line in assembly.lines("mul") if ".f32" in line)
 
 
+def test_the_same_kernel_is_the_same_text_whatever_was_compiled_before() -> None:
+    spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["int64"], ReduceOp.MAX, 2)
+    layout = LLLayout.fit(2, DEFAULT_SCRATCH_NBYTES)
+    first, second = (compile_ptx(spec, layout, rank=0, compute_capability=(9, 0)) for _ in range(2))
+    assert first == second
+    assert f".entry {spec.name}(" in first
+
+
+def test_the_looped_kernel_keeps_the_contract() -> None:
+    spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 4)
+    layout = LLLayout.fit(4, DEFAULT_SCRATCH_NBYTES)
+    text = compile_ptx(spec, layout, rank=1, compute_capability=(9, 0), looped=True)
+    assembly = assemble(text)
+    assert assembly.count("st.relaxed.sys.global.v2.b64") == 3
+    assert assembly.count("call") == 0
+    assert ".local" not in text
+    assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
+
+
 def test_no_fence_is_on_the_way_of_a_packet() -> None:
     assembly = compiled("float32", ReduceOp.SUM, 4, 0)
     # The one fence orders the failure record, behind the exchange that claims it.

@@ -1,0 +1,184 @@
+"""What stands against the nvshmem backend is said with the reason and the next step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shmemar.errors import ArgumentError, BackendUnavailableError, ShmemarError
+from shmemar.host import launch, runtime
+from shmemar.host.runtime import NvshmemRuntime, nvshmem_version, why_no_gpu
+
+
+def gpu(ordinal: int = 0, capability: tuple[int, int] = (9, 0)) -> Any:
+    return SimpleNamespace(
+        device_id=ordinal,
+        name="a GPU",
+        compute_capability=capability,
+        set_current=lambda: None,
+    )
+
+
+@pytest.fixture
+def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_visible_gpus", lambda: [gpu(0), gpu(1)])
+
+
+def test_no_visible_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cuda.core
+
+    monkeypatch.setattr(cuda.core, "Device", SimpleNamespace(get_all_devices=list))
+    reason = why_no_gpu()
+    assert reason is not None
+    assert "no GPU is visible; check CUDA_VISIBLE_DEVICES" in reason
+
+
+def test_a_driver_that_cannot_be_loaded_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cuda.core
+
+    def fail() -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(cuda.core, "Device", SimpleNamespace(get_all_devices=fail))
+    reason = why_no_gpu()
+    assert reason is not None
+    assert "no GPU can be used (RuntimeError: no driver)" in reason
+    assert "or use backend='emulated'" in reason
+
+
+@pytest.mark.usefixtures("_two_gpus")
+def test_nothing_against_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "nvshmem_version", lambda: "3.8.0")
+    assert why_no_gpu() is None
+
+
+@pytest.mark.usefixtures("_two_gpus")
+@pytest.mark.parametrize("version", ["3.3.24", "2.11.0"])
+def test_an_older_nvshmem_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(runtime, "nvshmem_version", lambda: version)
+    assert why_no_gpu() == (
+        f"NVSHMEM is {version}; expected 3.4 or newer. Upgrade nvidia-nvshmem-cu13."
+    )
+
+
+def test_a_missing_nvshmem_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "nvshmem", None)
+    with pytest.raises(BackendUnavailableError, match=r"could not be loaded.*shmemar\[cu13\]"):
+        nvshmem_version()
+
+
+@pytest.mark.usefixtures("_two_gpus")
+@pytest.mark.parametrize(
+    ("local_rank", "ordinal", "bound"), [(0, None, 0), (3, None, 1), (0, 1, 1)]
+)
+def test_the_gpu_is_that_of_the_local_rank_or_the_one_asked_for(
+    local_rank: int, ordinal: int | None, bound: int
+) -> None:
+    assert runtime._bind_device(ordinal, local_rank, None).device_id == bound
+
+
+@pytest.mark.usefixtures("_two_gpus")
+def test_a_second_communicator_keeps_the_gpu() -> None:
+    job: Any = SimpleNamespace(device=gpu(1))
+    assert runtime._bind_device(None, 0, job).device_id == 1
+    with pytest.raises(BackendUnavailableError, match="device is 0; expected 1, the GPU that"):
+        runtime._bind_device(0, 0, job)
+
+
+@pytest.mark.usefixtures("_two_gpus")
+@pytest.mark.parametrize("ordinal", [-1, 2])
+def test_a_gpu_that_is_not_there_is_refused(ordinal: int) -> None:
+    with pytest.raises(BackendUnavailableError, match=f"device is {ordinal}; expected 0 to 1"):
+        runtime._bind_device(ordinal, 0, None)
+
+
+def test_an_older_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_visible_gpus", lambda: [gpu(0, (6, 1))])
+    with pytest.raises(
+        BackendUnavailableError, match=r"compute capability \(6, 1\); expected \(7, 0\) or newer"
+    ):
+        runtime._bind_device(None, 0, None)
+
+
+def unreached(bad: int) -> Any:
+    made: Any = object.__new__(NvshmemRuntime)
+    made._bootstrap = SimpleNamespace(rank=0)
+    made._job = SimpleNamespace(address_at=lambda pe: 0 if pe == bad else 0x1000 * (pe + 1))
+    return made
+
+
+def test_a_peer_out_of_reach_is_named_with_its_host() -> None:
+    with pytest.raises(
+        BackendUnavailableError,
+        match=r"rank 0 on alpha can't store to the memory of rank 1 on beta: .*no peer access",
+    ):
+        unreached(bad=7)._reach_peers(["alpha", "beta"], [5, 7])
+
+
+def test_reachable_peers_give_their_addresses() -> None:
+    assert unreached(bad=9)._reach_peers(["alpha", "alpha"], [1, 0]) == (0x2000, 0x1000)
+
+
+def test_a_heap_that_nvshmem_cannot_give_is_refused_with_both_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NVSHMEM_SYMMETRIC_SIZE", "1M")
+    job: Any = object.__new__(runtime._Job)
+    job._bindings = SimpleNamespace(calloc=lambda _count, _nbytes: 0)
+    with pytest.raises(
+        BackendUnavailableError,
+        match=r"NVSHMEM_SYMMETRIC_SIZE is 1M\) has no room for 4096 bytes.*SHMEMAR_HEAP_NBYTES",
+    ):
+        job._take(4096)
+
+
+def test_an_output_of_an_unknown_library_must_be_given() -> None:
+    with pytest.raises(ArgumentError, match=r"x is types\.SimpleNamespace; expected out="):
+        object.__new__(NvshmemRuntime).empty_like(SimpleNamespace())
+
+
+class FakeDriver:
+    """Records event calls."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def cuEventCreate(self, flags: int) -> tuple[int, str]:  # noqa: N802
+        return 0, f"event {flags}"
+
+    def cuStreamWaitEvent(self, stream: int, event: str, flags: int) -> tuple[int]:  # noqa: N802
+        self.calls.append(("wait", stream, event, flags))
+        return (0,)
+
+    def cuEventRecord(self, event: str, stream: int) -> tuple[int]:  # noqa: N802
+        self.calls.append(("record", stream, event))
+        return (0,)
+
+
+def test_a_launch_on_another_stream_waits_for_the_one_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import cuda.bindings
+
+    fake = FakeDriver()
+    monkeypatch.setattr(cuda.bindings, "driver", fake)
+    order = launch.StreamOrder()
+    for stream in (5, 5, 6):
+        order.before_launch(stream)
+        order.after_launch(stream)
+    assert fake.calls == [
+        ("record", 5, "event 2"),
+        ("record", 5, "event 2"),
+        ("wait", 6, "event 2", 0),
+        ("record", 6, "event 2"),
+    ]
+
+
+def test_ptx_without_an_entry_is_an_error() -> None:
+    with pytest.raises(ShmemarError, match="the PTX of a_kernel has no entry"):
+        launch._tidy(".version 9.0\n", "a_kernel")

@@ -254,7 +254,7 @@ def _device(comm: shmemar.Communicator, case: Case) -> Samples:
         loop = (case.repeats, warmups, stride, nbuffers - 1, times.data.ptr)
         cupy.cuda.Device().synchronize()
         comm.host_barrier()
-        runtime.launch(kernel, grid, (*comm._arguments(source, destination), *loop), 0)
+        kernel.launch(grid, [*comm._arguments(source, destination).flat(), *loop], 0)
         cupy.cuda.Device().synchronize()
         comm.check()
         if sample >= 2:

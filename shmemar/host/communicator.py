@@ -13,6 +13,7 @@ import numpy as np
 
 from shmemar import __version__
 from shmemar.config import COMPILE_TIMEOUT_S, Config
+from shmemar.device.kernels import KernelArguments
 from shmemar.dtypes import as_reduce_op
 from shmemar.errors import (
     ClosedError,
@@ -285,16 +286,16 @@ class Communicator:
             max_blocks=min(caps, default=None),
         )
 
-    def _arguments(self, source: Operand, destination: Operand) -> tuple[Any, ...]:
-        return (
-            self._scratch.region.addresses,
-            source.address,
-            destination.address,
-            source.count * source.dtype.components,
-            self._scratch.epochs.addresses[0],
-            self._control.broken,
-            self._control.record,
-            self._timeout_ns,
+    def _arguments(self, source: Operand, destination: Operand) -> KernelArguments:
+        return KernelArguments(
+            peers=self._scratch.region.addresses,
+            source=source.address,
+            destination=destination.address,
+            ncomponents=source.count * source.dtype.components,
+            epochs=self._scratch.epochs.addresses[0],
+            broken=self._control.broken,
+            record=self._control.record,
+            timeout_ns=self._timeout_ns,
         )
 
     def _require_usable(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shmemar.device.kernels import KernelArguments
     from shmemar.host.interop import Operand
     from shmemar.layout import Grid, LLLayout
     from shmemar.spec import Backend, KernelSpec
@@ -84,8 +85,8 @@ class Runtime(Protocol):
         Collective: no rank returns before all have loaded it.
         """
 
-    def launch(self, kernel: Any, grid: Grid, arguments: tuple[Any, ...], stream: int) -> None:
-        """Enqueue a kernel on `stream`; arguments are those of its body up to the timeout."""
+    def launch(self, kernel: Any, grid: Grid, arguments: KernelArguments, stream: int) -> None:
+        """Enqueue a kernel on `stream`."""
 
     def stream(self, stream: Any, x: Any) -> int:
         """Return the handle of a caller's stream, or of the current one of `x`'s library."""

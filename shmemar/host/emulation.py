@@ -28,6 +28,7 @@ from shmemar.spec import Backend
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shmemar.device.kernels import KernelArguments
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import CompiledKernel, Memory
     from shmemar.host.interop import Operand
@@ -113,9 +114,9 @@ class EmulatedRuntime:
             self._kernels[key] = kernel
         return self._kernels[key]
 
-    def launch(self, kernel: Any, grid: Grid, arguments: tuple[Any, ...], stream: int) -> None:
+    def launch(self, kernel: Any, grid: Grid, arguments: KernelArguments, stream: int) -> None:
         """Run the kernel to its end."""
-        kernel.run(*arguments, self._bootstrap.rank, grid.nthreads, grid.block_threads)
+        kernel.run(arguments.typed(), self._bootstrap.rank, grid.nthreads, grid.block_threads)
 
     def stream(self, stream: Any, x: Any) -> int:
         """Refuse any stream: calls run to their end."""
@@ -152,48 +153,12 @@ def _compile(spec: KernelSpec, layout: LLLayout) -> Callable[..., None]:
     body = device(kernels.build(spec, layout))
 
     def entry(
-        peers: tuple[int, ...],
-        source: int,
-        destination: int,
-        ncomponents: int,
-        epochs: int,
-        broken: int,
-        record: int,
-        timeout_ns: int,
-        rank: int,
-        nthreads: int,
-        block_threads: int,
+        arguments: kernels.KernelArguments, rank: int, nthreads: int, block_threads: int
     ) -> None:
         for thread in range(nthreads):
-            body(
-                peers,
-                source,
-                destination,
-                ncomponents,
-                epochs,
-                broken,
-                record,
-                timeout_ns,
-                rank,
-                thread,
-                nthreads,
-                block_threads,
-            )
+            body(arguments, rank, thread, nthreads, block_threads)
 
-    address, index = types.uint64, types.int64
-    signature = types.void(
-        types.UniTuple(address, spec.nranks),
-        address,  # source
-        address,  # destination
-        index,  # ncomponents
-        address,  # epochs
-        address,  # broken
-        address,  # record
-        types.uint64,  # timeout_ns
-        index,  # rank
-        index,  # nthreads
-        index,  # block_threads
-    )
+    signature = types.void(kernels.numba_type(spec.nranks), types.int64, types.int64, types.int64)
     # Not cached on disk. numba numbers the functions of a process and names their symbols by that,
     # so code from the cache can take the place of another kernel's, compiled here, that got the
     # same number: with numba 0.68.1 a product came out as a sum.

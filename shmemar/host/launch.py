@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmemar.config import environment
-from shmemar.device.kernels import build
+from shmemar.device.kernels import KernelArguments, build, numba_type
 from shmemar.errors import ShmemarError
 from shmemar.layout import BLOCK_THREADS
 
@@ -37,14 +37,14 @@ def compile_ptx(
         rank: The rank that will run it.
         compute_capability: Of the GPU, such as ``(9, 0)``.
         looped: True to run the body `repeats` times in one launch, for measuring. The entry then
-            has more parameters: `repeats`, `warmups`, `stride_nbytes`, `buffer_mask` and `times`.
+            has five more parameters: `repeats`, `warmups`, `stride_nbytes`, `buffer_mask`, `times`.
             Repeat i reads its input ``(i & buffer_mask) * stride_nbytes`` bytes further on, so that
             it comes from L2. Each block writes the nanoseconds that its repeats after the warm-ups
             took to ``times[block]``, 64 bits each.
 
     Returns:
         PTX text with one entry, named after the spec, whose parameters are the region's address on
-        each rank and then those of the kernel's body up to ``timeout_ns``, each of 64 bits.
+        each rank and then the other fields of `KernelArguments`.
     """
     from numba import cuda, types
 
@@ -55,40 +55,11 @@ def compile_ptx(
     ptx.install()
     body = device(build(spec, layout))
 
-    def entry(
-        peers: tuple[int, ...],
-        source: int,
-        destination: int,
-        ncomponents: int,
-        epochs: int,
-        broken: int,
-        record: int,
-        timeout_ns: int,
-    ) -> None:
-        body(
-            peers,
-            source,
-            destination,
-            ncomponents,
-            epochs,
-            broken,
-            record,
-            timeout_ns,
-            rank,
-            cuda.grid(1),
-            cuda.gridsize(1),
-            cuda.blockDim.x,
-        )
+    def entry(arguments: KernelArguments) -> None:
+        body(arguments, rank, cuda.grid(1), cuda.gridsize(1), cuda.blockDim.x)
 
     def looped_entry(
-        peers: tuple[int, ...],
-        source: int,
-        destination: int,
-        ncomponents: int,
-        epochs: int,
-        broken: int,
-        record: int,
-        timeout_ns: int,
+        arguments: KernelArguments,
         repeats: int,
         warmups: int,
         stride_nbytes: int,
@@ -99,39 +70,26 @@ def compile_ptx(
         for repeat in range(repeats):
             if repeat == warmups:
                 start_ns = memory.globaltimer_ns()
-            body(
-                peers,
-                source + u64((repeat & buffer_mask) * stride_nbytes),
-                destination,
-                ncomponents,
-                epochs,
-                broken,
-                record,
-                timeout_ns,
-                rank,
-                cuda.grid(1),
-                cuda.gridsize(1),
-                cuda.blockDim.x,
+            here = KernelArguments(
+                arguments.peers,
+                arguments.source + u64((repeat & buffer_mask) * stride_nbytes),
+                arguments.destination,
+                arguments.ncomponents,
+                arguments.epochs,
+                arguments.broken,
+                arguments.record,
+                arguments.timeout_ns,
             )
+            body(here, rank, cuda.grid(1), cuda.gridsize(1), cuda.blockDim.x)
         elapsed_ns = u64(memory.globaltimer_ns() - start_ns)
         if cuda.threadIdx.x == 0:
             at = times + u64(cuda.blockIdx.x) * u64(8)
             memory.st_b32(at, elapsed_ns)
             memory.st_b32(at + u64(4), u64(elapsed_ns >> u64(32)))
 
-    address, index = types.uint64, types.int64
-    parameters: tuple[Any, ...] = (
-        types.UniTuple(address, spec.nranks),
-        address,  # source
-        address,  # destination
-        index,  # ncomponents
-        address,  # epochs
-        address,  # broken
-        address,  # record
-        types.uint64,  # timeout_ns
-    )
+    parameters = [numba_type(spec.nranks)]
     if looped:
-        parameters += (index, index, index, index, address)
+        parameters += [types.int64] * 4 + [types.uint64]
     text, _ = cuda.compile(
         looped_entry if looped else entry,
         types.void(*parameters),
@@ -192,10 +150,9 @@ class CudaKernel:
         self._pointers = (ctypes.c_void_p * nparameters)(*range(base, base + 8 * nparameters, 8))
         self._parameters = ctypes.addressof(self._pointers)
 
-    def launch(self, grid: Grid, arguments: tuple[Any, ...], stream: int) -> None:
-        """Enqueue the kernel; arguments are 64-bit integers, the first a tuple of addresses."""
-        peers, *rest = arguments
-        self._values[:] = [*peers, *rest]
+    def launch(self, grid: Grid, values: list[int], stream: int) -> None:
+        """Enqueue the kernel with its parameters' values, 64 bits each."""
+        self._values[:] = [*values]
         status = self._launch(
             self._function,
             *(grid.blocks, 1, 1),
@@ -221,8 +178,7 @@ def load_kernel(
     cubin = Program(ptx, "ptx", options).compile(
         "cubin", cache=FileStreamProgramCache(_cache_directory())
     )
-    nparameters = spec.nranks + (12 if looped else 7)
-    return CudaKernel(cubin, spec.name, nparameters, device)
+    return CudaKernel(cubin, spec.name, len(re.findall(r"\.param \.[us]64", ptx)), device)
 
 
 def is_capturing(stream: int) -> bool:

@@ -25,6 +25,7 @@ from shmemar.spec import Backend
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shmemar.device.kernels import KernelArguments
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import CompiledKernel, Memory
     from shmemar.host.interop import Operand
@@ -272,13 +273,13 @@ class NvshmemRuntime:
             self._kernels[key] = kernel
         return self._kernels[key]
 
-    def launch(self, kernel: Any, grid: Grid, arguments: tuple[Any, ...], stream: int) -> None:
+    def launch(self, kernel: Any, grid: Grid, arguments: KernelArguments, stream: int) -> None:
         """Enqueue a kernel, behind the one before it."""
         if is_capturing(stream):
-            kernel.launch(grid, arguments, stream)
+            kernel.launch(grid, arguments.flat(), stream)
             return
         self._order.before_launch(stream)
-        kernel.launch(grid, arguments, stream)
+        kernel.launch(grid, arguments.flat(), stream)
         self._order.after_launch(stream)
 
     def stream(self, stream: Any, x: Any) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from shmemar.device.interpreter import Order, running
-from shmemar.device.kernels import build
+from shmemar.device.kernels import KernelArguments, build
 from shmemar.host.exact import exact_input, exact_result
 
 if TYPE_CHECKING:
@@ -189,20 +189,17 @@ def wrong_calls(
                 source: int = source,
                 destination: int = destination,
             ) -> None:
-                body(
-                    tuple(bases),
-                    source,
-                    destination,
-                    call.count * call.spec.dtype.components,
-                    base + epochs,
-                    base + control,
-                    base + control + 128,
-                    0,
-                    rank,
-                    index,
-                    call.nthreads,
-                    call.nthreads,
+                arguments = KernelArguments(
+                    peers=tuple(bases),
+                    source=source,
+                    destination=destination,
+                    ncomponents=call.count * call.spec.dtype.components,
+                    epochs=base + epochs,
+                    broken=base + control,
+                    record=base + control + 128,
+                    timeout_ns=0,
                 )
+                body(arguments, rank, index, call.nthreads, call.nthreads)
 
             yield [lambda index=index: thread(index) for index in range(call.nthreads)]  # type: ignore[misc]
 

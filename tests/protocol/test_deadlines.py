@@ -9,7 +9,7 @@ import pytest
 
 from shmemar.device import watchdog
 from shmemar.device.interpreter import running
-from shmemar.device.kernels import build
+from shmemar.device.kernels import KernelArguments, build
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.failure import failure_from
 from shmemar.layout import FAILURE_DTYPE, LLLayout
@@ -41,20 +41,17 @@ def run_without_rank_2(seed: int, nlaunches: int) -> RandomMachine:
         for _ in range(nlaunches):
 
             def thread(index: int) -> None:
-                body(
-                    bases,
-                    base + ARRAYS,
-                    base + ARRAYS + 4096,
-                    9,
-                    base + EPOCHS,
-                    base + BROKEN,
-                    base + RECORD,
-                    1000,
-                    rank,
-                    index,
-                    4,
-                    4,
+                arguments = KernelArguments(
+                    peers=bases,
+                    source=base + ARRAYS,
+                    destination=base + ARRAYS + 4096,
+                    ncomponents=9,
+                    epochs=base + EPOCHS,
+                    broken=base + BROKEN,
+                    record=base + RECORD,
+                    timeout_ns=1000,
                 )
+                body(arguments, rank, index, 4, 4)
 
             yield [lambda index=index: thread(index) for index in range(4)]  # type: ignore[misc]
 

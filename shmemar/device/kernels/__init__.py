@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shmemar.device.kernels import one_shot
+from shmemar.device.kernels.arguments import KernelArguments, numba_type
 from shmemar.spec import Kernel
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from shmemar.layout import LLLayout
     from shmemar.spec import KernelSpec
 
-__all__ = ["BUILDERS", "build"]
+__all__ = ["BUILDERS", "KernelArguments", "build", "numba_type"]
 
 BUILDERS: Mapping[Kernel, Callable[[KernelSpec, LLLayout], Callable[..., Any]]] = MappingProxyType(
     {Kernel.ONE_SHOT: one_shot.build}

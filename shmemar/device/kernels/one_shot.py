@@ -46,6 +46,7 @@ from shmemar.layout import PAYLOAD_NBYTES, WORD_NBYTES, WORDS_PER_PACKET
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shmemar.device.kernels.arguments import KernelArguments
     from shmemar.layout import LLLayout
     from shmemar.spec import KernelSpec
 
@@ -72,23 +73,21 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
             payload[2 * p], payload[2 * p + 1] = load(array, group * PACKETS + p, ncomponents)
 
     def one_shot_ll(
-        peers: tuple[int, ...],
-        source: int,
-        destination: int,
-        ncomponents: int,
-        epochs: int,
-        broken: int,
-        record: int,
-        timeout_ns: int,
-        rank: int,
-        thread: int,
-        nthreads: int,
-        block_threads: int,
+        arguments: KernelArguments, rank: int, thread: int, nthreads: int, block_threads: int
     ) -> None:
+        peers, source, ncomponents = arguments.peers, arguments.source, arguments.ncomponents
         group = thread
         if group * GROUP_COMPONENTS >= ncomponents:
             return
-        watchdog = Watchdog(broken, record, timeout_ns, KERNEL, rank, thread, block_threads)
+        watchdog = Watchdog(
+            arguments.broken,
+            arguments.record,
+            arguments.timeout_ns,
+            KERNEL,
+            rank,
+            thread,
+            block_threads,
+        )
         first_slot = thread * PACKETS
         packets = word_array(NWORDS)
         own = STEP * rank
@@ -99,7 +98,7 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
         load_group(payload, source, group, ncomponents)
         stops = was_broken(watchdog)
         for p in range(PACKETS):
-            epoch[p] = ld_b32(epochs + u64(first_slot + p) * u64(WORD_NBYTES))
+            epoch[p] = ld_b32(arguments.epochs + u64(first_slot + p) * u64(WORD_NBYTES))
             # Never true, but it keeps the epoch's load before the branch, beside the others.
             stops = stops | (epoch[p] > u32(LAST_EPOCH))
         # Not later: a thread that gave up has not advanced its epoch, and would send other data
@@ -129,13 +128,17 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
             result = pack(total)
             for p in range(PACKETS):
                 store(
-                    destination, group * PACKETS + p, ncomponents, result[2 * p], result[2 * p + 1]
+                    arguments.destination,
+                    group * PACKETS + p,
+                    ncomponents,
+                    result[2 * p],
+                    result[2 * p + 1],
                 )
             if is_last:
                 break
             group = following
 
         for p in range(PACKETS):
-            st_b32(epochs + u64(first_slot + p) * u64(WORD_NBYTES), epoch[p])
+            st_b32(arguments.epochs + u64(first_slot + p) * u64(WORD_NBYTES), epoch[p])
 
     return one_shot_ll

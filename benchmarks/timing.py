@@ -231,7 +231,7 @@ def _device(comm: shmemar.Communicator, case: Case) -> Samples:
     spec, layout = comm._spec(case.dtype, case.op), comm._scratch.layout
     runtime: Any = comm._runtime
     kernel = load_kernel(spec, layout, rank=comm.rank, device=runtime._device, looped=True)
-    resident = comm.host_allgather(kernel.resident_blocks // runtime._ranks_per_gpu)
+    resident = comm.host_allgather(kernel.resident_blocks // runtime._job.ranks_per_gpu)
     kernel.max_blocks = max(min(resident), 1)
 
     stride = -(-case.nbytes // 128) * 128

@@ -18,7 +18,14 @@ from shmemar.spec import Backend, Kernel, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["COMPILE_TIMEOUT_S", "DEFAULT_HEAP_NBYTES", "DEFAULT_TIMEOUT_S", "Config", "environment"]
+__all__ = [
+    "COMPILE_TIMEOUT_S",
+    "DEFAULT_HEAP_NBYTES",
+    "DEFAULT_TIMEOUT_S",
+    "Config",
+    "environment",
+    "set_default",
+]
 
 DEFAULT_TIMEOUT_S = 60.0
 COMPILE_TIMEOUT_S = 120.0
@@ -92,6 +99,11 @@ class Config:
 def environment(name: str) -> str | None:
     """Read a variable of another program, such as a launcher's."""
     return os.environ.get(name)
+
+
+def set_default(name: str, value: str) -> None:
+    """Set a variable of another library, for what it reads later, unless it is set."""
+    os.environ.setdefault(name, value)
 
 
 def _parsers() -> dict[str, Callable[[str, str], Any]]:

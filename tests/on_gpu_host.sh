@@ -10,13 +10,14 @@ export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 failed=0
 log=$(mktemp)
 
-# step EXPECTED SECONDS COMMAND...: EXPECTED must be in what the command prints within SECONDS.
+# step STATUS TIMES EXPECTED SECONDS COMMAND...: the command ends within SECONDS with STATUS (0 or 1)
+# and prints EXPECTED on TIMES lines.
 step() {
-  local expected=$1 limit=$2 start=$SECONDS status=0
-  shift 2
+  local wanted=$1 times=$2 expected=$3 limit=$4 start=$SECONDS status=0
+  shift 4
   echo "== $*"
   timeout "$limit" "$@" >"$log" 2>&1 || status=$?
-  if ! grep -qE "$expected" "$log" || grep -qE "[0-9]+ failed|[1-9][0-9]* errors?$" "$log"; then
+  if [ "$status" != "$wanted" ] || [ "$(grep -cE "$expected" "$log")" != "$times" ]; then
     failed=1
     echo "FAILED, status $status"
     grep -E "^(E  |FAILED|ERROR)|Error" "$log" | sort | uniq -c | sort -rn | head -15 | cut -c1-300
@@ -30,18 +31,18 @@ suite=(python3 -m pytest tests/distributed --distributed -q -p no:cacheprovider 
 export SHMEMAR_TIMEOUT_S=20
 [ $# -gt 0 ] || set -- 1 2 4 8
 for ranks in "$@"; do
-  step "[0-9]+ passed" 240 mpirun -n "$ranks" "${suite[@]}" --arrays=cupy \
+  step 0 "$ranks" "[0-9]+ passed" 240 mpirun -n "$ranks" "${suite[@]}" --arrays=cupy \
     --random-calls="${RANDOM_CALLS:-10000}"
 done
-step "[0-9]+ passed" 240 mpirun -n 2 "${suite[@]}" --arrays=torch --random-calls=200 \
+step 0 2 "[0-9]+ passed" 240 mpirun -n 2 "${suite[@]}" --arrays=torch --random-calls=200 \
   -k "not test_gpu and not every_count"
 # Without MPS, which the checker does not support.
-CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step "all results right" 120 \
+CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step 0 2 "all results right" 120 \
   mpirun -n 2 python3 tests/programs/small_run.py
-CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step "ERROR SUMMARY: 0 errors" 240 \
+CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step 0 2 "ERROR SUMMARY: 0 errors" 500 \
   mpirun -n 2 compute-sanitizer --tool memcheck --target-processes all --report-api-errors no \
   python3 tests/programs/small_run.py
-SHMEMAR_TIMEOUT_S=3 step "STILL BROKEN rank 1" 60 \
+SHMEMAR_TIMEOUT_S=3 step 1 2 "STILL BROKEN rank [01]" 60 \
   mpirun -n 3 python3 tests/programs/lose_rank.py SIGSTOP nvshmem loop
 rm -f "$log"
 exit $failed

@@ -65,15 +65,19 @@ def test_a_lost_rank_is_named_within_the_deadline_and_the_others_exit(
     assert sorted(re.findall(r"STILL BROKEN rank (\d)", done.stdout)) == ["0", "1"]
 
 
-def test_a_rank_lost_before_a_host_barrier_is_named_within_the_deadline() -> None:
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("host", "for rank 1 to gather on"), ("mpi", "in MPI's all-reduce of a numpy array")],
+)
+def test_a_rank_lost_on_the_host_ends_the_wait_at_the_deadline(place: str, message: str) -> None:
     done = mpirun(
         2,
-        *("tests/programs/lose_rank.py", "SIGSTOP", "emulated", "host"),
+        *("tests/programs/lose_rank.py", "SIGSTOP", "emulated", place),
         timeout_s=100,
         variables={"SHMEMAR_TIMEOUT_S": "3"},
     )
     assert done.returncode != 0
-    pattern = r"CAUGHT rank 0 call 50 missing \(1,\) after (\d+\.\d) s: .* for rank 1 to gather on"
+    pattern = rf"CAUGHT rank 0 call 50 missing \(1?,?\) after (\d+\.\d) s: .* {message}"
     (waited,) = re.findall(pattern, done.stdout)
     assert 3 <= float(waited) < 6
 

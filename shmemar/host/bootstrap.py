@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shmemar import errors
+from shmemar.config import environment
 from shmemar.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -152,18 +153,20 @@ class Bootstrap:
                 )
             time.sleep(0 if waited_s < 0.01 else 0.0002)
 
-    def raise_together(self, error: Exception | None, doing: str) -> None:
+    def raise_together(
+        self, error: Exception | None, doing: str, timeout_s: float | None = None
+    ) -> None:
         """Raise on every rank when any rank has an error; return when none has. Collective."""
-        raise_any(error, self.allgather(as_entry(error), doing))
+        raise_any(error, self.allgather(as_entry(error), doing, timeout_s))
 
-    def together(self, action: Callable[[], T], doing: str) -> T:
+    def together(self, action: Callable[[], T], doing: str, timeout_s: float | None = None) -> T:
         """Run `action` so that all ranks raise or none does. Collective."""
         try:
             result = action()
         except Exception as error:
-            self.raise_together(error, doing)
+            self.raise_together(error, doing, timeout_s)
             raise
-        self.raise_together(None, doing)
+        self.raise_together(None, doing, timeout_s)
         return result
 
     def host(self) -> str:
@@ -176,7 +179,15 @@ class Bootstrap:
         return self.allgather(self.host(), "name hosts")
 
     def local_rank(self) -> int:
-        """Number of this process among those of `comm` on its host. Collective."""
+        """Number of this process on its host. Collective.
+
+        As the launcher says, so that communicators of some of the processes agree with those of
+        all; else among those of `comm`.
+        """
+        for variable in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+            text = environment(variable)
+            if text is not None and text.isdecimal():
+                return int(text)
         local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         rank: int = local.Get_rank()
         local.Free()
@@ -190,10 +201,27 @@ class Bootstrap:
         return all(self.allgather(size == self.size, "look for shared memory"))
 
     def allreduce_host(self, x: Any, out: Any, op: str) -> None:
-        """Reduce host arrays with MPI's own all-reduce. Collective."""
-        operator = getattr(self._mpi, op.upper())
-        same = x.__array_interface__["data"][0] == out.__array_interface__["data"][0]
-        self._comm.Allreduce(self._mpi.IN_PLACE if same else x, out, op=operator)
+        """Reduce host arrays with MPI's own all-reduce. Collective.
+
+        Raises:
+            CollectiveTimeoutError: It did not end within the deadline; MPI does not say for whom.
+        """
+        if x.__array_interface__["data"][0] != out.__array_interface__["data"][0]:
+            out.reshape(-1)[...] = x.reshape(-1)
+        request = self._comm.Iallreduce(self._mpi.IN_PLACE, out, op=getattr(self._mpi, op.upper()))
+        start = time.monotonic()
+        while not request.Test():
+            waited_s = time.monotonic() - start
+            if self._timeout_s and waited_s > self._timeout_s:
+                _unfinished.append((request, out))
+                raise CollectiveTimeoutError(
+                    f"rank {self.rank} waited more than {self._timeout_s:g} s in MPI's all-reduce "
+                    "of a numpy array. A rank failed, or is in another call. The communicator is "
+                    "broken: close it.",
+                    rank=self.rank,
+                    missing=(),
+                )
+            time.sleep(0 if waited_s < 0.01 else 0.0002)
 
     def free(self) -> None:
         """Free the duplicate. Collective."""

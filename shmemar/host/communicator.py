@@ -107,7 +107,8 @@ class Communicator:
 
         On GPUs the work is enqueued on `stream`, and the call returns before it is done; what goes
         wrong there is raised by the next call or by `check`. numpy arrays are reduced by MPI's own
-        all-reduce then: host data never take a GPU path.
+        all-reduce then, with MPI's order of summation and its min and max: host data never take a
+        GPU path.
 
         Args:
             x: C-contiguous array of float32, float64, int32, int64, complex64 or complex128, of any
@@ -137,6 +138,10 @@ class Communicator:
         Source: one-shot LL all-reduce, :mod:`shmemar.device.kernels.one_shot`.
         """
         self._require_usable()
+        with self._runtime.active():
+            return self._allreduce(x, out, op, stream)
+
+    def _allreduce(self, x: Any, out: Any, op: str | ReduceOp, stream: Any) -> Any:
         self._ncalls += 1
         error: ShmemarError | None = None
         try:
@@ -157,7 +162,8 @@ class Communicator:
         elif error is not None:
             raise error
         if on_host:
-            self._bootstrap.allreduce_host(x, out, reduce_op.value)
+            with self._breaks_on_timeout():
+                self._bootstrap.allreduce_host(x, out, reduce_op.value)
         elif source.count:
             self._launch(source, destination, reduce_op, handle)
         return out
@@ -207,6 +213,9 @@ class Communicator:
     def close(self) -> None:
         """Free the symmetric memory. Collective; a second call does nothing.
 
+        Destroy CUDA graphs that hold calls of the communicator before: they would use memory that
+        is no longer its own.
+
         When a peer is known to be missing, or MPI has ended, what is collective is left out.
         """
         if self._is_closed:
@@ -214,6 +223,10 @@ class Communicator:
         if self._failure is not None or not self._bootstrap.is_alive:
             self._abandon()
             return
+        with self._runtime.active():
+            self._close()
+
+    def _close(self) -> None:
         try:
             # Peers may store here until their kernels, and so ours, have ended.
             self._runtime.synchronize()
@@ -315,6 +328,7 @@ class Communicator:
     def _abandon(self) -> None:
         self._is_closed = True
         self._heap.abandon()
+        self._runtime.abandon(self._scratch.epochs, self._control)
 
     def _compare_calls(self, name: str, call: tuple[Any, ...], error: ShmemarError | None) -> None:
         with self._breaks_on_timeout():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from shmemar.device.kernels import KernelArguments
     from shmemar.host.interop import Operand
@@ -103,5 +104,11 @@ class Runtime(Protocol):
     def synchronize(self) -> None:
         """Wait until this rank's kernels have ended."""
 
+    def active(self) -> AbstractContextManager[None]:
+        """Make what this rank's calls need current, such as its GPU, whatever the caller chose."""
+
     def close(self) -> None:
         """Return what is this rank's own. Not collective."""
+
+    def abandon(self, *memory: Memory | Control) -> None:
+        """Keep what a kernel that waits may still use, for the life of the process."""

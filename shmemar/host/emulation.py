@@ -12,6 +12,7 @@ Its times are those of processes taking turns on a CPU and say nothing about a G
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from shmemar.spec import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from shmemar.device.kernels import KernelArguments
     from shmemar.host.bootstrap import Bootstrap
@@ -137,9 +139,16 @@ class EmulatedRuntime:
     def synchronize(self) -> None:
         """Nothing to do: kernels have ended when `launch` returns."""
 
+    def active(self) -> AbstractContextManager[None]:
+        """Nothing has to be current."""
+        return nullcontext()
+
     def close(self) -> None:
         """Forget the kernels."""
         self._kernels.clear()
+
+    def abandon(self, *memory: Memory | Control) -> None:
+        """Nothing to keep: no kernel runs once `launch` has returned."""
 
 
 @cache

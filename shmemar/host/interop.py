@@ -11,7 +11,15 @@ import numpy as np
 from shmemar.dtypes import DType, as_dtype
 from shmemar.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["Operand", "check_pair", "device_operand", "host_operand", "no_stream", "stream_handle"]
+__all__ = [
+    "Operand",
+    "check_pair",
+    "device_operand",
+    "host_operand",
+    "library_of",
+    "no_stream",
+    "stream_handle",
+]
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ def stream_handle(stream: Any, x: Any) -> int:
         ArgumentError: Not a stream.
     """
     if stream is None:
-        library = type(x).__module__.partition(".")[0]
+        library = library_of(x)
         if library == "torch":
             import torch
 
@@ -158,6 +166,12 @@ def stream_handle(stream: Any, x: Any) -> int:
     )
 
 
+def library_of(array: Any) -> str | None:
+    """Name the library of an array, ``cupy`` or ``torch``, also of a class derived from its own."""
+    modules = {cls.__module__.partition(".")[0] for cls in type(array).__mro__}
+    return next((library for library in ("cupy", "torch") if library in modules), None)
+
+
 def no_stream(stream: Any) -> int:
     """Refuse a stream where the host does the work.
 
@@ -173,16 +187,22 @@ def no_stream(stream: Any) -> int:
 
 
 def _device_view(name: str, array: Any, stream: int) -> Any:
-    from cuda.core.utils import StridedMemoryView
-
-    from shmemar.host.launch import is_capturing
-
+    for lazy, remedy in (("is_conj", "resolve_conj"), ("is_neg", "resolve_neg")):
+        if getattr(array, lazy, bool)():
+            raise ArgumentError(
+                f"{name} is a lazy view of torch ({lazy}); expected what is in memory. Use "
+                f"{name}.{remedy}()."
+            )
     described = "__cuda_array_interface__", "__dlpack__"
     if not any(hasattr(type(array), attribute) for attribute in described):
         raise ArgumentTypeError(
             f"{name} is {type(array).__name__}; expected an array on a GPU, of CuPy, torch, numba "
             "or any library with the CUDA array interface or DLPack, or a numpy.ndarray."
         )
+    from cuda.core.utils import StridedMemoryView
+
+    from shmemar.host.launch import is_capturing
+
     # 1 is the legacy default stream by CUDA's own name, which producers use.
     ordered_on = -1 if is_capturing(stream) else stream or 1
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,20 @@ from shmemar.errors import ShmemarError
 from shmemar.layout import BLOCK_THREADS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shmemar.layout import Grid, LLLayout
     from shmemar.spec import KernelSpec
 
-__all__ = ["CudaKernel", "StreamOrder", "compile_ptx", "is_capturing", "load_kernel"]
+__all__ = [
+    "CudaKernel",
+    "StreamOrder",
+    "compile_ptx",
+    "current_context",
+    "current_context_handle",
+    "is_capturing",
+    "load_kernel",
+]
 
 
 def compile_ptx(
@@ -181,6 +192,28 @@ def load_kernel(
     return CudaKernel(cubin, spec.name, len(re.findall(r"\.param \.[us]64", ptx)), device)
 
 
+@contextmanager
+def current_context(context: int) -> Iterator[None]:
+    """Make a context current in this thread, and afterwards the one that was before."""
+    from cuda.bindings import driver
+
+    if int(_checked(driver.cuCtxGetCurrent())) == context:
+        yield
+        return
+    _checked(driver.cuCtxPushCurrent(context))
+    try:
+        yield
+    finally:
+        _checked(driver.cuCtxPopCurrent())
+
+
+def current_context_handle() -> int:
+    """The context that is current in this thread."""
+    from cuda.bindings import driver
+
+    return int(_checked(driver.cuCtxGetCurrent()))
+
+
 def is_capturing(stream: int) -> bool:
     """Return whether a stream is being captured into a CUDA graph."""
     from cuda.bindings import driver
@@ -203,17 +236,19 @@ class StreamOrder:
         self._driver = driver
         flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
         self._event = _checked(driver.cuEventCreate(flags))
-        self._last_stream: int | None = None
+        self._last_id: int | None = None
 
     def before_launch(self, stream: int) -> None:
         """Make `stream` wait for the last launch, if that was on another one."""
-        if self._last_stream not in (None, stream):
+        # Not the handle: a new stream may get that of a destroyed one whose work still runs.
+        own_id = int(_checked(self._driver.cuStreamGetId(stream)))
+        if self._last_id not in (None, own_id):
             _checked(self._driver.cuStreamWaitEvent(stream, self._event, 0))
+        self._last_id = own_id
 
     def after_launch(self, stream: int) -> None:
-        """Remember the launch."""
+        """Mark the launch."""
         _checked(self._driver.cuEventRecord(self._event, stream))
-        self._last_stream = stream
 
     def close(self) -> None:
         """Free the event."""

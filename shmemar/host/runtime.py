@@ -12,18 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmemar.config import environment
+from shmemar.config import environment, set_default
 from shmemar.errors import ArgumentError, BackendUnavailableError
 from shmemar.host.arena import Arena
 from shmemar.host.bootstrap import leaves_without_finalize
 from shmemar.host.contract import Control
-from shmemar.host.interop import device_operand, stream_handle
-from shmemar.host.launch import CudaKernel, StreamOrder, is_capturing, load_kernel
+from shmemar.host.interop import device_operand, library_of, stream_handle
+from shmemar.host.launch import (
+    CudaKernel,
+    StreamOrder,
+    current_context,
+    current_context_handle,
+    is_capturing,
+    load_kernel,
+)
+from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from shmemar.device.kernels import KernelArguments
     from shmemar.host.bootstrap import Bootstrap
@@ -67,6 +76,9 @@ def why_no_gpu() -> str | None:
     return None
 
 
+_kept: list[Any] = []
+"""What abandoned communicators leave: kernels that wait may still use it."""
+
 MIN_NVSHMEM = (3, 4)
 MIN_COMPUTE_CAPABILITY = (7, 0)
 """Relaxed operations of system scope; kernels are tuned and tested for 9.0."""
@@ -79,15 +91,21 @@ class _Job:
         identity: Bytes that only ranks of this job share.
         pe: This process's number in the job.
         device: This process's GPU.
+        ranks_per_gpu: The most processes of the job that share a GPU.
         arena: Symmetric memory that communicators divide.
     """
 
     current: _Job | None = None
 
-    def __init__(self, bootstrap: Bootstrap, device: Any, heap_nbytes: int) -> None:
+    def __init__(
+        self, bootstrap: Bootstrap, device: Any, heap_nbytes: int, ranks_per_gpu: int
+    ) -> None:
         import nvshmem.bindings
         import nvshmem.core
 
+        # All processes are on one host, and several may share a GPU under MPS.
+        set_default("NVSHMEM_REMOTE_TRANSPORT", "none")
+        set_default("NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1")
         identifier = nvshmem.core.get_unique_id(empty=bootstrap.rank != 0)
         words = identifier._data.view(np.uint8)  # noqa: SLF001 - as nvshmem4py's own example does
         self.identity: bytes = bootstrap.allgather(words.tobytes(), "start NVSHMEM")[0]
@@ -101,6 +119,7 @@ class _Job:
         )
         self.pe = bootstrap.rank
         self.device = device
+        self.ranks_per_gpu = ranks_per_gpu
         self._bindings = nvshmem.bindings
         self.arena = Arena(
             bootstrap.together(lambda: self._take(heap_nbytes), "take the symmetric heap"),
@@ -135,6 +154,8 @@ class _Job:
 
         if leaves_without_finalize():
             return
+        self.device.set_current()
+        self.device.sync()
         if self.arena.nbytes_used:
             logger.warning("%d bytes of symmetric memory were not freed", self.arena.nbytes_used)
         self._bindings.free(self.arena.base)
@@ -204,8 +225,9 @@ class NvshmemRuntime:
         self._device = bootstrap.together(
             lambda: _bind_device(device, local_rank, _Job.current), "bind a GPU"
         )
+        self._context = current_context_handle()
         bootstrap.together(_check_nvshmem, "load NVSHMEM")
-        self._ranks_per_gpu = self._count_ranks_per_gpu()
+        self._compare_versions()
         self._job = self._join_job(heap_nbytes)
         hosts, pes = bootstrap.hosts(), bootstrap.allgather(self._job.pe, "exchange PEs")
         self._peers = bootstrap.together(lambda: self._reach_peers(hosts, pes), "reach the peers")
@@ -264,11 +286,13 @@ class NvshmemRuntime:
                     "captured into a CUDA graph; expected a call before the capture, which loads "
                     "the kernel. Make the same call once outside of it."
                 )
-            kernel = load_kernel(spec, layout, rank=self._bootstrap.rank, device=self._device)
-            resident = kernel.resident_blocks // self._ranks_per_gpu
-            everyones = self._bootstrap.allgather(
-                resident, f"compile {spec.name}", self._compile_timeout_s
+            kernel = self._bootstrap.together(
+                lambda: load_kernel(spec, layout, rank=self._bootstrap.rank, device=self._device),
+                f"compile {spec.name}",
+                self._compile_timeout_s,
             )
+            resident = kernel.resident_blocks // self._job.ranks_per_gpu
+            everyones = self._bootstrap.allgather(resident, "agree on the grid")
             kernel.max_blocks = max(min(everyones), 1)
             self._kernels[key] = kernel
         return self._kernels[key]
@@ -294,7 +318,7 @@ class NvshmemRuntime:
 
     def empty_like(self, x: Any) -> Any:
         """Allocate with CuPy or torch, whichever `x` is of."""
-        library = type(x).__module__.partition(".")[0]
+        library = library_of(x)
         if library == "cupy":
             import cupy
 
@@ -315,7 +339,7 @@ class NvshmemRuntime:
         _, cuda = driver.cuDriverGetVersion()
         return {
             "GPU": f"{self._device.name}, sm_{self._device.arch}",
-            "ranks on a GPU": str(self._ranks_per_gpu),
+            "ranks on a GPU": str(self._job.ranks_per_gpu),
             "MPS": "running" if _is_under_mps(self._device) else "not running",
             "CUDA driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
             "NVSHMEM": nvshmem_version(),
@@ -326,11 +350,31 @@ class NvshmemRuntime:
         """Wait until everything on this rank's GPU has ended."""
         self._device.sync()
 
+    def active(self) -> AbstractContextManager[None]:
+        """Make this rank's GPU current, as the caller may have chosen another, or a new thread."""
+        return current_context(self._context)
+
+    def abandon(self, *memory: Memory | Control) -> None:
+        """Keep kernels, stream, event and `memory` for the life of the process."""
+        _kept.append((self, memory))
+
     def close(self) -> None:
         """Forget the kernels and return what orders them."""
         self._kernels.clear()
         self._order.close()
         self._setup_stream.close()
+
+    def _compare_versions(self) -> None:
+        own = {name: version(name) for name in ("numba-cuda", "cuda-core")}
+        own["NVSHMEM"] = nvshmem_version()
+        everyone = self._bootstrap.allgather(own, "compare versions")
+        for name in own:
+            by_version = group_ranks(entry.get(name) for entry in everyone)
+            if len(by_version) > 1:
+                raise BackendUnavailableError(
+                    f"the version of {name} differs between ranks: {list_groups(by_version)}. "
+                    "Give every rank the same installation."
+                )
 
     def _count_ranks_per_gpu(self) -> int:
         where = (self._bootstrap.host(), self._device.uuid)
@@ -353,7 +397,8 @@ class NvshmemRuntime:
                 f"{strangers[0]} is not with rank 0). Make the communicator of all ranks first."
             )
         if running is None:
-            running = _Job(self._bootstrap, self._device, heap_nbytes)
+            crowd = self._count_ranks_per_gpu()
+            running = _Job(self._bootstrap, self._device, heap_nbytes, crowd)
             _Job.current = running
         return running
 

@@ -244,3 +244,14 @@ def test_symmetric_allocations_of_different_size_are_refused(comm: shmemar.Commu
         pytest.skip("one rank differs from nobody")
     with pytest.raises(shmemar.MismatchError, match="rank 0 64, rank 1 65"):
         comm._heap.allocate(64 + comm.rank)
+
+
+def test_host_arrays_are_reduced_by_mpi(comm: shmemar.Communicator, agree: Any) -> None:
+    x = np.arange(6.0).reshape(2, 3) + comm.rank
+    out = np.empty(6)
+    comm._bootstrap.allreduce_host(x, out, "sum")
+    expected = comm.size * np.arange(6.0) + sum(range(comm.size))
+    untouched = bool((x == np.arange(6.0).reshape(2, 3) + comm.rank).all())
+    comm._bootstrap.allreduce_host(x, x, "max")
+    right = bool((out == expected).all() and (x.ravel() == np.arange(6.0) + comm.size - 1).all())
+    assert agree((right, untouched)) == [(True, True)] * comm.size

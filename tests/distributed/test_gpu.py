@@ -91,15 +91,25 @@ def test_work_is_ordered_on_the_callers_stream(
 def test_calls_on_different_streams_run_one_after_the_other(
     comm: shmemar.Communicator, agree: Any
 ) -> None:
+    """Every other call waits 2 ms on its stream, so that the next one would overtake it."""
     import cupy
 
+    spin = cupy.RawKernel(
+        'extern "C" __global__ void spin(long long n) { long long t = clock64() + n;'
+        " while (clock64() < t) {} }",
+        "spin",
+    )
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     count = 20_000
     xs = [cupy.asarray(inputs(comm, count, call)) for call in range(30)]
     ys = [cupy.empty(count, "f4") for _ in xs]
     cupy.cuda.Device().synchronize()
     for call, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        comm.allreduce(x, out=y, stream=streams[call % 3])
+        stream = streams[call % 3]
+        if call % 2 == 0:
+            with stream:
+                spin((1,), (1,), (np.int64(4_000_000),))
+        comm.allreduce(x, out=y, stream=stream)
     cupy.cuda.Device().synchronize()
     wrong = [count_wrong(y.get(), results(comm, count, call)) for call, y in enumerate(ys)]
     assert agree(sum(wrong)) == [0] * comm.size
@@ -185,6 +195,7 @@ def test_what_the_gpu_cannot_take_is_refused(comm: shmemar.Communicator, agree: 
         (torch.ones(3, dtype=torch.bfloat16).cuda(), {}, TypeError, "x.*expected"),
         (torch.ones(3), {}, TypeError, "x is Tensor"),
         (torch.ones(3).cuda().requires_grad_(), {}, TypeError, "x is Tensor.*detached"),
+        (torch.ones(3, dtype=torch.complex64).cuda().conj(), {}, ValueError, "resolve_conj"),
         (x, {"out": cupy.ones(7, "f4")}, ValueError, "7 elements"),
         (x, {"out": np.ones(8, "f4")}, TypeError, "out is ndarray"),
         (cupy.ones(12, "f4")[:8], {"op": "mean"}, ValueError, "op is 'mean'"),
@@ -278,33 +289,41 @@ def test_a_graph_replays_between_eager_calls(
 
 
 def test_a_graph_of_ten_replays_a_thousand_times(comm: shmemar.Communicator, agree: Any) -> None:
-    """Each replay adds the sums of its input to it, so that no call can be left out or doubled."""
+    """Each input is mixed from the sum before it and the rank, so a sum left out shows."""
     import cupy
 
     count = 600
-    x = cupy.empty(count, "i8")
-    comm.allreduce(x)
+    start = np.arange(count, dtype=np.int64)
+    x, y = cupy.empty(count, "i8"), cupy.empty(count, "i8")
 
     def body(stream: Any) -> None:
-        for _ in range(10):
-            comm.allreduce(x, out=x, op="max", stream=stream)
-            x.__iadd__(1)
+        for k in range(10):
+            comm.allreduce(x, out=y, stream=stream)
+            cupy.multiply(y, 5, out=x)
+            x.__iadd__((comm.rank + 1) * (k + 1))
 
-    comm.allreduce(x, op="max")
-    x += 1  # loads CuPy's kernel
+    def model(xs: list[Any]) -> list[Any]:
+        for k in range(10):
+            total = sum(xs)
+            xs = [5 * total + (rank + 1) * (k + 1) for rank in range(comm.size)]
+        return xs
+
+    x.set(start + comm.rank)
+    body(None)  # loads the kernels, CuPy's too
     replay = capture_with_cupy(body)
-    start = np.arange(count) + 7 * comm.rank
-    x.set(start)
-    expected = np.arange(count) + 7 * (comm.size - 1)
+    x.set(start + comm.rank)
+    cupy.cuda.Device().synchronize()
+    expected = [start + rank for rank in range(comm.size)]
     wrong = 0
-    for call in range(1000):
-        replay()
-        expected = expected + 10
-        if call % 100 == 0:
-            wrong += count_wrong(x.get(), expected)
-            eager = comm.allreduce(cupy.asarray(inputs(comm, 100, call))).get()
-            wrong += count_wrong(eager, results(comm, 100, call))
-    wrong += count_wrong(x.get(), expected)
+    with np.errstate(over="ignore"):
+        for call in range(1000):
+            replay()
+            expected = model(expected)
+            if call % 100 == 0:
+                wrong += count_wrong(x.get(), expected[comm.rank])
+                eager = comm.allreduce(cupy.asarray(inputs(comm, 100, call))).get()
+                wrong += count_wrong(eager, results(comm, 100, call))
+    wrong += count_wrong(x.get(), expected[comm.rank])
     assert agree(wrong) == [0] * comm.size
 
 
@@ -333,7 +352,7 @@ def test_the_grid_fits_the_gpu_and_is_the_same_on_all_ranks(
     assert kernels
     for kernel in kernels:
         assert kernel.local_nbytes == 0
-        assert 1 <= kernel.max_blocks * comm._runtime._ranks_per_gpu <= kernel.resident_blocks  # type: ignore[attr-defined]
+        assert 1 <= kernel.max_blocks * comm._runtime._job.ranks_per_gpu <= kernel.resident_blocks  # type: ignore[attr-defined]
     caps = agree([kernel.max_blocks for kernel in kernels])
     assert caps == [caps[0]] * comm.size
 

@@ -1,7 +1,7 @@
 """A job whose last rank is lost: ``lose_rank.py SIGNAL BACKEND PLACE``.
 
-PLACE is ``loop`` (in the middle of a loop of all-reduces), ``first`` (before the first one) or
-``host`` (before a barrier on the host).
+PLACE is ``loop`` (in the middle of a loop of all-reduces), ``first`` (before the first one),
+``host`` (before a barrier on the host) or ``mpi`` (before an all-reduce of MPI's own).
 
 The other ranks print what they catch, and end as a program does that lets the error through.
 """
@@ -39,6 +39,9 @@ def main() -> None:
             try:
                 if place == "host" and call == lost_call:
                     comm.host_barrier()
+                if place == "mpi" and call == lost_call:
+                    with comm._breaks_on_timeout():
+                        comm._bootstrap.allreduce_host(x, x, "sum")
                 comm.allreduce(x)
                 if backend == "nvshmem":
                     cupy.cuda.get_current_stream().synchronize()

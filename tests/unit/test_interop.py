@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from shmemar.dtypes import DTYPES
 from shmemar.errors import ArgumentError, ArgumentTypeError
+from shmemar.host import interop
 from shmemar.host.interop import Operand, check_pair, host_operand
 
 
@@ -147,3 +149,65 @@ def test_an_output_of_another_count_is_refused() -> None:
 def test_an_output_of_another_shape_but_the_same_count_is_taken() -> None:
     x, out = np.zeros((2, 3), np.float32), np.zeros(6, np.float32)
     check_pair(host_operand("x", x, writeable=False), host_operand("out", out, writeable=True))
+
+
+class _Lazy:
+    """A torch tensor whose conjugation is only noted."""
+
+    __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
+
+    def is_conj(self) -> bool:
+        return True
+
+
+def test_a_lazy_conjugate_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"lazy view of torch \(is_conj\).*x\.resolve_conj"):
+        interop.device_operand("x", _Lazy(), 0, device=0, writeable=False)
+
+
+def test_a_class_derived_from_a_librarys_is_of_that_library() -> None:
+    tensor = type("Tensor", (), {"__module__": "torch"})
+    derived = type("Parameter", (tensor,), {"__module__": "my_model"})
+    assert interop.library_of(derived()) == "torch"
+    assert interop.library_of(np.empty(1)) is None
+
+
+@pytest.mark.parametrize(
+    ("stream", "handle"),
+    [
+        (7, 7),
+        (SimpleNamespace(__cuda_stream__=lambda: (0, 8)), 8),
+        (SimpleNamespace(cuda_stream=9), 9),
+        (SimpleNamespace(ptr=10), 10),
+        (SimpleNamespace(handle=SimpleNamespace(value=11)), 11),
+        (SimpleNamespace(handle=SimpleNamespace(value=None)), 0),
+        (None, 0),
+    ],
+)
+def test_streams_of_every_library_have_a_handle(stream: Any, handle: int) -> None:
+    assert interop.stream_handle(stream, np.empty(1)) == handle
+
+
+@pytest.mark.parametrize("stream", ["fast", True, 1.5])
+def test_what_is_no_stream_is_refused(stream: Any) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"expected a stream of CuPy, torch, numba or cuda.core"
+    ):
+        interop.stream_handle(stream, np.empty(1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((2, 3), (3, 1), True),
+        ((2, 3), (1, 2), False),
+        ((2, 1, 3), (3, 99, 1), True),
+        ((4,), (2,), False),
+        ((0, 3), (7, 7), True),
+        ((), (), True),
+    ],
+)
+def test_contiguity_is_judged_by_shape_and_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], expected: bool
+) -> None:
+    assert interop._is_c_contiguous(shape, strides) is expected

@@ -147,6 +147,19 @@ class FakeDriver:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.ids: dict[int, int] = {}
+        self.context = 0
+
+    def cuCtxGetCurrent(self) -> tuple[int, int]:  # noqa: N802
+        return 0, self.context
+
+    def cuCtxPushCurrent(self, context: int) -> tuple[int]:  # noqa: N802
+        self.calls.append(("push", context))
+        return (0,)
+
+    def cuCtxPopCurrent(self) -> tuple[int, int]:  # noqa: N802
+        self.calls.append(("pop",))
+        return 0, self.context
 
     def cuEventCreate(self, flags: int) -> tuple[int, str]:  # noqa: N802
         return 0, f"event {flags}"
@@ -154,6 +167,9 @@ class FakeDriver:
     def cuStreamWaitEvent(self, stream: int, event: str, flags: int) -> tuple[int]:  # noqa: N802
         self.calls.append(("wait", stream, event, flags))
         return (0,)
+
+    def cuStreamGetId(self, stream: int) -> tuple[int, int]:  # noqa: N802
+        return 0, self.ids.get(stream, stream)
 
     def cuEventRecord(self, event: str, stream: int) -> tuple[int]:  # noqa: N802
         self.calls.append(("record", stream, event))
@@ -177,6 +193,35 @@ def test_a_launch_on_another_stream_waits_for_the_one_before_it(
         ("wait", 6, "event 2", 0),
         ("record", 6, "event 2"),
     ]
+
+
+def test_a_stream_that_got_the_handle_of_a_destroyed_one_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import cuda.bindings
+
+    fake = FakeDriver()
+    monkeypatch.setattr(cuda.bindings, "driver", fake)
+    order = launch.StreamOrder()
+    for number in (100, 101):
+        fake.ids[5] = number
+        order.before_launch(5)
+        order.after_launch(5)
+    assert [call[0] for call in fake.calls] == ["record", "wait", "record"]
+
+
+@pytest.mark.parametrize(("current", "calls"), [(7, []), (0, [("push", 7), ("pop",)])])
+def test_the_runtimes_context_is_current_for_its_calls(
+    monkeypatch: pytest.MonkeyPatch, current: int, calls: list[tuple[Any, ...]]
+) -> None:
+    import cuda.bindings
+
+    fake = FakeDriver()
+    fake.context = current
+    monkeypatch.setattr(cuda.bindings, "driver", fake)
+    with pytest.raises(KeyError), launch.current_context(7):
+        raise KeyError
+    assert fake.calls == calls
 
 
 def test_ptx_without_an_entry_is_an_error() -> None:

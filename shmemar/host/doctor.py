@@ -134,7 +134,7 @@ def render(diagnosis: Diagnosis) -> str:
 
 
 def _gpu_findings(gpus: Gpus) -> Iterator[Finding]:
-    from shmemar.host.runtime import MIN_COMPUTE_CAPABILITY
+    from shmemar.host.gpus import MIN_COMPUTE_CAPABILITY
 
     section = "GPU"
     found = bool(gpus.driver or gpus.cuda)

@@ -17,6 +17,7 @@ from shmemar.errors import ArgumentError, BackendUnavailableError
 from shmemar.host.arena import Arena
 from shmemar.host.bootstrap import leaves_without_finalize
 from shmemar.host.contract import Control
+from shmemar.host.gpus import bind_gpu, is_under_mps, visible_gpus
 from shmemar.host.interop import device_operand, library_of, stream_handle
 from shmemar.host.launch import (
     CudaKernel,
@@ -69,7 +70,7 @@ def why_no_gpu() -> str | None:
     Looks for what is installed and visible, and starts nothing.
     """
     try:
-        _visible_gpus()
+        visible_gpus()
         _check_nvshmem()
     except BackendUnavailableError as error:
         return str(error)
@@ -80,8 +81,6 @@ _kept: list[Any] = []
 """What abandoned communicators leave: kernels that wait may still use it."""
 
 MIN_NVSHMEM = (3, 4)
-MIN_COMPUTE_CAPABILITY = (7, 0)
-"""Relaxed operations of system scope; kernels are tuned and tested for 9.0."""
 
 
 class _Job:
@@ -223,7 +222,7 @@ class NvshmemRuntime:
         self._kernels: dict[tuple[KernelSpec, LLLayout], CudaKernel] = {}
         local_rank = bootstrap.local_rank()
         self._device = bootstrap.together(
-            lambda: _bind_device(device, local_rank, _Job.current), "bind a GPU"
+            lambda: bind_gpu(device, local_rank, _Job.current and _Job.current.device), "bind a GPU"
         )
         self._context = current_context_handle()
         bootstrap.together(_check_nvshmem, "load NVSHMEM")
@@ -340,7 +339,7 @@ class NvshmemRuntime:
         return {
             "GPU": f"{self._device.name}, sm_{self._device.arch}",
             "ranks on a GPU": str(self._job.ranks_per_gpu),
-            "MPS": "running" if _is_under_mps(self._device) else "not running",
+            "MPS": "running" if is_under_mps(self._device) else "not running",
             "CUDA driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
             "NVSHMEM": nvshmem_version(),
             **{name: version(name) for name in ("numba-cuda", "cuda-core", "numpy")},
@@ -379,7 +378,7 @@ class NvshmemRuntime:
     def _count_ranks_per_gpu(self) -> int:
         where = (self._bootstrap.host(), self._device.uuid)
         crowd = max(Counter(self._bootstrap.allgather(where, "count ranks on GPUs")).values())
-        if crowd > 1 and self._bootstrap.rank == 0 and not _is_under_mps(self._device):
+        if crowd > 1 and self._bootstrap.rank == 0 and not is_under_mps(self._device):
             logger.warning(
                 "%d ranks share a GPU and CUDA MPS is not running: every wait takes a time slice "
                 "of about 2 ms. Start it with `nvidia-cuda-mps-control -d`.",
@@ -415,48 +414,6 @@ class NvshmemRuntime:
         return addresses
 
 
-def _visible_gpus() -> Any:
-    try:
-        from cuda.core import Device
-
-        devices = Device.get_all_devices()
-    except Exception as error:
-        raise BackendUnavailableError(
-            f"no GPU can be used ({type(error).__name__}: {error}). Install a driver and "
-            "`pip install shmemar[cu13]`, or use backend='emulated'."
-        ) from error
-    if not devices:
-        raise BackendUnavailableError(
-            "no GPU is visible; check CUDA_VISIBLE_DEVICES, or use backend='emulated'."
-        )
-    return devices
-
-
-def _bind_device(ordinal: int | None, local_rank: int, running: _Job | None) -> Any:
-    devices = _visible_gpus()
-    if ordinal is not None and not 0 <= ordinal < len(devices):
-        raise BackendUnavailableError(
-            f"device is {ordinal}; expected 0 to {len(devices) - 1}, the GPUs that are visible."
-        )
-    if running is not None:
-        bound = running.device.device_id
-        if ordinal not in (None, bound):
-            raise BackendUnavailableError(
-                f"device is {ordinal}; expected {bound}, the GPU that this process's NVSHMEM "
-                "started on, or None."
-            )
-        ordinal = bound
-    device = devices[local_rank % len(devices) if ordinal is None else ordinal]
-    capability = tuple(device.compute_capability)
-    if capability < MIN_COMPUTE_CAPABILITY:
-        raise BackendUnavailableError(
-            f"GPU {device.device_id} ({device.name}) has compute capability {capability}; expected "
-            f"{MIN_COMPUTE_CAPABILITY} or newer."
-        )
-    device.set_current()
-    return device
-
-
 def _check_nvshmem() -> None:
     version = nvshmem_version()
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_NVSHMEM:
@@ -464,13 +421,3 @@ def _check_nvshmem() -> None:
         raise BackendUnavailableError(
             f"NVSHMEM is {version}; expected {wanted} or newer. Upgrade nvidia-nvshmem-cu13."
         )
-
-
-def _is_under_mps(device: Any) -> bool:
-    from cuda.bindings import driver
-
-    attribute = getattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
-    if attribute is None:
-        return False
-    status, value = driver.cuDeviceGetAttribute(attribute, device.device_id)
-    return bool(status == driver.CUresult.CUDA_SUCCESS and value)

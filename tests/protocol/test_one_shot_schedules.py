@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmemar.device import ll_buffer
+from shmemar.device.kernels import one_shot
 from shmemar.device.words import u32
 from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
 from shmemar.layout import LLLayout
@@ -94,3 +95,8 @@ def test_a_wrap_that_keeps_parity_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ll_buffer, "next_epoch", skip_zero_only)
     layout = LLLayout(2, nslots=4)
     assert first_failure(layout, range(100), first_epoch=2**32 - 4) is not None
+
+
+def test_one_epoch_word_for_all_threads_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_shot, "WORD_NBYTES", 0)
+    assert first_failure(LLLayout(2, nslots=4), SEEDS) is not None

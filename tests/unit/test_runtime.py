@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shmemar.errors import ArgumentError, BackendUnavailableError, ShmemarError
-from shmemar.host import launch, runtime
+from shmemar.host import gpus, launch, runtime
 from shmemar.host.runtime import NvshmemRuntime, nvshmem_version, why_no_gpu
 
 
@@ -23,7 +23,8 @@ def gpu(ordinal: int = 0, capability: tuple[int, int] = (9, 0)) -> Any:
 
 @pytest.fixture
 def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_visible_gpus", lambda: [gpu(0), gpu(1)])
+    for module in (gpus, runtime):
+        monkeypatch.setattr(module, "visible_gpus", lambda: [gpu(0), gpu(1)])
 
 
 def test_no_visible_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,30 +77,30 @@ def test_a_missing_nvshmem_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_gpu_is_that_of_the_local_rank_or_the_one_asked_for(
     local_rank: int, ordinal: int | None, bound: int
 ) -> None:
-    assert runtime._bind_device(ordinal, local_rank, None).device_id == bound
+    assert gpus.bind_gpu(ordinal, local_rank, None).device_id == bound
 
 
 @pytest.mark.usefixtures("_two_gpus")
 def test_a_second_communicator_keeps_the_gpu() -> None:
-    job: Any = SimpleNamespace(device=gpu(1))
-    assert runtime._bind_device(None, 0, job).device_id == 1
+    bound = gpu(1)
+    assert gpus.bind_gpu(None, 0, bound).device_id == 1
     with pytest.raises(BackendUnavailableError, match="device is 0; expected 1, the GPU that"):
-        runtime._bind_device(0, 0, job)
+        gpus.bind_gpu(0, 0, bound)
 
 
 @pytest.mark.usefixtures("_two_gpus")
 @pytest.mark.parametrize("ordinal", [-1, 2])
 def test_a_gpu_that_is_not_there_is_refused(ordinal: int) -> None:
     with pytest.raises(BackendUnavailableError, match=f"device is {ordinal}; expected 0 to 1"):
-        runtime._bind_device(ordinal, 0, None)
+        gpus.bind_gpu(ordinal, 0, None)
 
 
 def test_an_older_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_visible_gpus", lambda: [gpu(0, (6, 1))])
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: [gpu(0, (6, 1))])
     with pytest.raises(
         BackendUnavailableError, match=r"compute capability \(6, 1\); expected \(7, 0\) or newer"
     ):
-        runtime._bind_device(None, 0, None)
+        gpus.bind_gpu(None, 0, None)
 
 
 def unreached(bad: int) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from shmemar.config import environment, set_default
 from shmemar.errors import ArgumentError, BackendUnavailableError
 from shmemar.host.arena import Arena
-from shmemar.host.bootstrap import leaves_without_finalize
+from shmemar.host.bootstrap import leave_without_finalize, leaves_without_finalize
 from shmemar.host.contract import Control
 from shmemar.host.gpus import bind_gpu, is_under_mps, visible_gpus
 from shmemar.host.interop import device_operand, library_of, stream_handle
@@ -96,18 +96,18 @@ class _Job:
 
     current: _Job | None = None
 
-    def __init__(
-        self, bootstrap: Bootstrap, device: Any, heap_nbytes: int, ranks_per_gpu: int
-    ) -> None:
+    def __init__(self, bootstrap: Bootstrap, device: Any, ranks_per_gpu: int) -> None:
         import nvshmem.bindings
         import nvshmem.core
 
         # All processes are on one host, and several may share a GPU under MPS.
         set_default("NVSHMEM_REMOTE_TRANSPORT", "none")
         set_default("NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1")
-        identifier = nvshmem.core.get_unique_id(empty=bootstrap.rank != 0)
+        identifier = bootstrap.together(
+            lambda: nvshmem.core.get_unique_id(empty=bootstrap.rank != 0), "start NVSHMEM"
+        )
         words = identifier._data.view(np.uint8)  # noqa: SLF001 - as nvshmem4py's own example does
-        self.identity: bytes = bootstrap.allgather(words.tobytes(), "start NVSHMEM")[0]
+        self.identity: bytes = bootstrap.allgather(words.tobytes(), "join NVSHMEM")[0]
         words[:] = np.frombuffer(self.identity, np.uint8).reshape(words.shape)
         nvshmem.core.init(
             device=device,
@@ -120,12 +120,15 @@ class _Job:
         self.device = device
         self.ranks_per_gpu = ranks_per_gpu
         self._bindings = nvshmem.bindings
-        self.arena = Arena(
-            bootstrap.together(lambda: self._take(heap_nbytes), "take the symmetric heap"),
-            heap_nbytes,
-        )
+        self.arena = Arena(0, 0)
         # Before MPI's own end, which runs after Python's exit handlers.
         atexit.register(self._finalize)
+
+    def take_heap(self, bootstrap: Bootstrap, nbytes: int) -> None:
+        """Take the arena from NVSHMEM's heap, unless it was taken. Collective of the job."""
+        if not self.arena.nbytes:
+            base = bootstrap.together(lambda: self._take(nbytes), "take the symmetric heap")
+            self.arena = Arena(base, nbytes)
 
     def address_at(self, pe: int) -> int:
         """Address in this process of the arena of `pe`; 0 when it can't be reached."""
@@ -153,11 +156,17 @@ class _Job:
 
         if leaves_without_finalize():
             return
-        self.device.set_current()
-        self.device.sync()
+        try:
+            self.device.set_current()
+            self.device.sync()
+        except Exception as error:  # noqa: BLE001 - whatever CUDA says, this GPU is done for
+            logger.error("the GPU failed (%s); this process leaves without its peers", error)
+            leave_without_finalize()
+            return
         if self.arena.nbytes_used:
             logger.warning("%d bytes of symmetric memory were not freed", self.arena.nbytes_used)
-        self._bindings.free(self.arena.base)
+        if self.arena.nbytes:
+            self._bindings.free(self.arena.base)
         nvshmem.core.finalize()
 
 
@@ -397,8 +406,9 @@ class NvshmemRuntime:
             )
         if running is None:
             crowd = self._count_ranks_per_gpu()
-            running = _Job(self._bootstrap, self._device, heap_nbytes, crowd)
+            running = _Job(self._bootstrap, self._device, crowd)
             _Job.current = running
+        running.take_heap(self._bootstrap, heap_nbytes)
         return running
 
     def _reach_peers(self, hosts: Sequence[str], pes: Sequence[int]) -> tuple[int, ...]:

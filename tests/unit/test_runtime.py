@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shmemar.errors import ArgumentError, BackendUnavailableError, ShmemarError
 from shmemar.host import gpus, launch, runtime
+from shmemar.host.arena import Arena
 from shmemar.host.runtime import NvshmemRuntime, nvshmem_version, why_no_gpu
 
 
@@ -65,7 +67,7 @@ def test_an_older_nvshmem_is_refused(monkeypatch: pytest.MonkeyPatch, version: s
 
 
 def test_a_missing_nvshmem_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "nvshmem", None)
+    monkeypatch.setitem(sys.modules, "nvshmem", None)
     with pytest.raises(BackendUnavailableError, match=r"could not be loaded.*shmemar\[cu13\]"):
         nvshmem_version()
 
@@ -133,6 +135,50 @@ def test_a_heap_that_nvshmem_cannot_give_is_refused_with_both_variables(
         match=r"NVSHMEM_SYMMETRIC_SIZE is 1M\) has no room for 4096 bytes.*SHMEMAR_HEAP_NBYTES",
     ):
         job._take(4096)
+
+
+class FakeJob:
+    """A job whose GPU and NVSHMEM record what is asked of them."""
+
+    def __init__(self, *, gpu_fails: bool) -> None:
+        self.calls: list[str] = []
+
+        def sync() -> None:
+            if gpu_fails:
+                raise RuntimeError("an illegal address")
+            self.calls.append("sync")
+
+        self.made: Any = object.__new__(runtime._Job)
+        self.made.device = SimpleNamespace(set_current=lambda: None, sync=sync)
+        self.made.arena = Arena(0x1000, 4096)
+        self.made._bindings = SimpleNamespace(free=lambda _: self.calls.append("free"))
+        core = ModuleType("nvshmem.core")
+        core.finalize = lambda: self.calls.append("finalize")  # type: ignore[attr-defined]
+        package = ModuleType("nvshmem")
+        package.core = core  # type: ignore[attr-defined]
+        self.modules = {"nvshmem": package, "nvshmem.core": core}
+
+
+@pytest.mark.parametrize(
+    ("gpu_fails", "leaves", "calls"),
+    [
+        (False, False, ["sync", "free", "finalize"]),
+        (False, True, []),
+        (True, False, []),
+    ],
+)
+def test_nvshmem_ends_after_the_gpu_is_done_and_only_when_all_can_take_part(
+    monkeypatch: pytest.MonkeyPatch, *, gpu_fails: bool, leaves: bool, calls: list[str]
+) -> None:
+    left: list[None] = []
+    job = FakeJob(gpu_fails=gpu_fails)
+    for name, module in job.modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(runtime, "leaves_without_finalize", lambda: leaves)
+    monkeypatch.setattr(runtime, "leave_without_finalize", lambda: left.append(None))
+    job.made._finalize()
+    assert job.calls == calls
+    assert len(left) == gpu_fails
 
 
 def test_an_output_of_an_unknown_library_must_be_given() -> None:

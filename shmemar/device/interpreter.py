@@ -35,6 +35,9 @@ class Machine(Protocol):
     def exchange(self, address: int, word: int) -> int:
         """Store a word and return the one before it, as one relaxed operation of system scope."""
 
+    def add(self, address: int, value: int) -> None:
+        """Add to a word, wrapping, as one relaxed operation of system scope."""
+
     def fence(self) -> None:
         """Order everything before against everything after, at system scope."""
 

@@ -21,6 +21,7 @@ __all__ = [
     "ld_relaxed_sys_b32",
     "ld_relaxed_sys_v4_b32",
     "ld_v2_b32",
+    "red_relaxed_sys_add_u32",
     "relax",
     "st_b32",
     "st_relaxed_sys_b32",
@@ -74,6 +75,11 @@ def st_relaxed_sys_v4_b32(address: int, first: int, second: int, third: int, fou
 def exch_relaxed_sys_b32(address: int, word: int) -> int:
     """Store a word and return the one that stood there, as one operation."""
     return current().exchange(address, word)
+
+
+def red_relaxed_sys_add_u32(address: int, value: int) -> None:
+    """Add to a word that others may be adding to; it wraps."""
+    current().add(address, value)
 
 
 def fence_acq_rel_sys() -> None:

@@ -74,6 +74,11 @@ def _lower_memory(compiler: Compiler) -> None:
         pointer = builder.inttoptr(address, _I32.as_pointer())
         return builder.atomic_rmw("xchg", pointer, word, "seq_cst")
 
+    def emit_add(builder: Any, address: Any, value: Any) -> None:
+        pointer = builder.inttoptr(address, _I32.as_pointer())
+        builder.atomic_rmw("add", pointer, value, "seq_cst")
+
+    add = instruction(compiler, types.void, (U64, U32), emit_add)
     exchange = instruction(compiler, U32, (U64, U32), emit_exchange)
     fence = instruction(compiler, types.void, (), lambda builder: builder.fence("seq_cst") and None)
 
@@ -106,6 +111,9 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.st_relaxed_sys_v4_b32)(lambda address, first, second, third, fourth: st_sys_v4)
     lower(memory.exch_relaxed_sys_b32)(
         lambda address, word: lambda address, word: exchange(address, word)
+    )
+    lower(memory.red_relaxed_sys_add_u32)(
+        lambda address, value: lambda address, value: add(address, value)
     )
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence())
 

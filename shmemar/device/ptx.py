@@ -107,6 +107,7 @@ def _lower_memory(compiler: Compiler) -> None:
         "lrrrr",
     )
     exch_sys = _ptx(compiler, "atom.relaxed.sys.global.exch.b32 $0, [$1], $2;", "lr", "r")
+    red_sys = _ptx(compiler, "red.relaxed.sys.global.add.u32 [$0], $1;", "lr")
     fence_sys = _ptx(compiler, "fence.acq_rel.sys;")
     globaltimer = _ptx(compiler, "mov.u64 $0, %globaltimer;", "", "l")
 
@@ -131,6 +132,9 @@ def _lower_memory(compiler: Compiler) -> None:
     )
     lower(memory.exch_relaxed_sys_b32)(
         lambda address, word: lambda address, word: exch_sys(address, word)
+    )
+    lower(memory.red_relaxed_sys_add_u32)(
+        lambda address, value: lambda address, value: red_sys(address, value)
     )
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence_sys())
     lower(memory.globaltimer_ns)(lambda: lambda: globaltimer())

@@ -6,7 +6,6 @@ import logging
 import math
 import warnings
 from contextlib import contextmanager
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -42,7 +41,6 @@ __all__ = ["Communicator"]
 
 logger = logging.getLogger(__name__)
 
-E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
 
 

@@ -84,6 +84,10 @@ class RandomMachine:
         self.words[address] = word
         return before
 
+    def add(self, address: int, value: int) -> None:
+        self._switch()
+        self.words[address] = self.words.get(address, 0) + value & 0xFFFFFFFF
+
     def fence(self) -> None:
         self.drain(lambda store: store.thread is getcurrent())
         self._switch()

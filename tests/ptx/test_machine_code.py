@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from numba import cuda, types
 
+from shmemar.device import memory, ptx
 from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
 from shmemar.host.launch import compile_ptx
 from shmemar.layout import DEFAULT_SCRATCH_NBYTES, LLLayout
@@ -93,3 +95,16 @@ def test_input_epoch_and_broken_word_are_loaded_before_anything_waits_for_one_of
     assert "bra" not in before_send[broken:epoch]
     assert len(re.findall(r"bra", before_send[epoch:])) >= 1
     assert "or.pred" in before_send[epoch:]
+
+
+def test_an_addition_is_one_reduction_of_system_scope() -> None:
+    ptx.install()
+
+    def add(address: int, value: int) -> None:
+        memory.red_relaxed_sys_add_u32(address, value)
+
+    signature = types.void(types.uint64, types.uint32)
+    text, _ = cuda.compile(add, signature, device=False, abi="numba", cc=(9, 0))
+    assembly = assemble(text)
+    assert assembly.count("red") == 1
+    assert assembly.lines("red")[0].startswith("red.relaxed.sys.global.add.u32")

@@ -23,6 +23,10 @@ class RefusingMachine:
         """Refuse an exchange."""
         raise AssertionError(f"unexpected exchange of {word} at {address:#x}")
 
+    def add(self, address: int, value: int) -> None:
+        """Refuse an addition."""
+        raise AssertionError(f"unexpected addition of {value} at {address:#x}")
+
     def fence(self) -> None:
         """Refuse a fence."""
         raise AssertionError("unexpected fence")

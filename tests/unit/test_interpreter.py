@@ -22,6 +22,7 @@ CALLS = [
     ("st_relaxed_sys_b32", (8, 5), ("store", 8, (5,), SYS), None),
     ("st_relaxed_sys_v4_b32", (16, 5, 6, 7, 8), ("store", 16, (5, 6, 7, 8), SYS), None),
     ("exch_relaxed_sys_b32", (8, 5), ("exchange", 8, 5), 9),
+    ("red_relaxed_sys_add_u32", (8, 5), ("add", 8, 5), None),
     ("fence_acq_rel_sys", (), ("fence",), None),
     ("globaltimer_ns", (), ("clock_ns",), 77),
     ("relax", (), ("relax",), None),
@@ -40,6 +41,9 @@ class _Recorder:
 
     def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
         self.asked.append(("store", address, words, order))
+
+    def add(self, address: int, value: int) -> None:
+        self.asked.append(("add", address, value))
 
     def exchange(self, address: int, word: int) -> int:
         self.asked.append(("exchange", address, word))

@@ -1,0 +1,83 @@
+"""Primitives as numba compiles them for the CPU."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import njit, types
+
+from shmemar.device import memory, native
+from shmemar.device.words import u32, u64
+
+native.install()
+ADDRESS = types.uint64
+
+
+def address_of(array: Any) -> np.uint64:
+    return np.uint64(array.__array_interface__["data"][0])
+
+
+def test_additions_of_several_threads_are_all_there() -> None:
+    def add_often(address: int, times: int) -> None:
+        for _ in range(times):
+            memory.red_relaxed_sys_add_u32(address, u32(3))
+
+    compiled = njit(types.void(ADDRESS, types.int64), nogil=True)(add_often)
+    word = np.array([7], np.uint32)
+    threads = [Thread(target=compiled, args=(address_of(word), 100_000)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert word[0] == 7 + 4 * 3 * 100_000
+
+
+def test_an_addition_wraps() -> None:
+    compiled = njit(types.void(ADDRESS))(
+        lambda address: memory.red_relaxed_sys_add_u32(address, u32(2))
+    )
+    word = np.array([0xFFFFFFFF], np.uint32)
+    compiled(address_of(word))
+    assert word[0] == 1
+
+
+def test_an_exchange_returns_what_stood_there() -> None:
+    compiled = njit(types.uint32(ADDRESS))(
+        lambda address: memory.exch_relaxed_sys_b32(address, u32(5))
+    )
+    word = np.array([9], np.uint32)
+    assert (compiled(address_of(word)), word[0]) == (9, 5)
+
+
+@pytest.mark.parametrize("nwords", [1, 2, 4])
+def test_what_was_stored_is_loaded(nwords: int) -> None:
+    def copy_1(source: int, destination: int) -> None:
+        memory.st_b32(destination, memory.ld_b32(source))
+
+    def copy_2(source: int, destination: int) -> None:
+        first, second = memory.ld_v2_b32(source)
+        memory.st_v2_b32(destination, first, second)
+
+    def copy_4(source: int, destination: int) -> None:
+        first, second, third, fourth = memory.ld_relaxed_sys_v4_b32(source)
+        memory.st_relaxed_sys_v4_b32(destination, first, second, third, fourth)
+
+    copy = njit(types.void(ADDRESS, ADDRESS))({1: copy_1, 2: copy_2, 4: copy_4}[nwords])
+    source = np.arange(0xFFFFFF00, 0xFFFFFF08, dtype=np.uint32)
+    destination = np.zeros(8, np.uint32)
+    copy(address_of(source), address_of(destination))
+    assert destination.tolist() == [*source[:nwords].tolist(), *[0] * (8 - nwords)]
+
+
+def test_the_clock_goes_on_in_nanoseconds() -> None:
+    def wait_ns(duration: int) -> int:
+        start = memory.globaltimer_ns()
+        while u64(memory.globaltimer_ns() - start) < u64(duration):
+            memory.relax()
+        return u64(memory.globaltimer_ns() - start)
+
+    waited = njit(types.uint64(types.int64))(wait_ns)(20_000_000)
+    assert 20_000_000 <= waited < 5_000_000_000

@@ -1,20 +1,26 @@
-"""Command line of the benchmarks, under mpirun: ``python -m benchmarks allreduce``."""
+"""Command line of the benchmarks.
+
+``mpirun -n N python -m benchmarks allreduce`` measures latency; ``python -m benchmarks
+machine-code`` says what the compilers made of the kernels.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import shmemar
-from benchmarks.timing import MODES, Case, measure
+from benchmarks.machine_code import disassemble
+from benchmarks.timing import MODES, Case, measure, why_not
 from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
 from shmemar.host.bootstrap import load_mpi
 from shmemar.host.sweep import message_sizes, parse_nbytes
-from shmemar.spec import Backend
+from shmemar.spec import Backend, Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +29,9 @@ if TYPE_CHECKING:
 
 HEADER = (
     f"#{'size':>9}{'count':>10}{'type':>11}{'redop':>6}{'mode':>8}{'kernel':>13}{'blocks':>7}"
-    f"{'time':>10}{'p20':>10}{'p80':>10}{'other':>9}{'algbw':>8}{'busbw':>8}{'#wrong':>8}\n"
+    f"{'time':>9}{'p20':>9}{'p80':>9}{'p99':>9}{'other':>9}{'algbw':>8}{'busbw':>8}{'#wrong':>8}\n"
     f"#{'(B)':>9}{'(elems)':>10}{'':>11}{'':>6}{'':>8}{'':>13}{'':>7}"
-    f"{'(us)':>10}{'(us)':>10}{'(us)':>10}{'(us)':>9}{'(GB/s)':>8}{'(GB/s)':>8}"
+    f"{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(GB/s)':>8}{'(GB/s)':>8}"
 )
 
 
@@ -44,17 +50,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     allreduce.add_argument("-n", "--samples", default=30, type=int, help="samples a row")
     allreduce.add_argument("-r", "--repeats", default=200, type=int, help="collectives a sample")
     allreduce.add_argument("--in-place", action="store_true")
+    allreduce.add_argument(
+        "--chained", action="store_true", help="make each call depend on the data of the last"
+    )
     allreduce.add_argument("--backend", default=None, choices=[b.value for b in Backend])
     allreduce.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
+    code = commands.add_parser(
+        "machine-code", help="registers, spills and instructions of each kernel, on a GPU host"
+    )
+    code.add_argument("--ranks", default="2,4,8", metavar="N,...")
+    code.add_argument("-d", "--dtype", default="float32", choices=DTYPES)
+    code.add_argument("-o", "--op", default="sum", choices=[op.value for op in ReduceOp])
+    code.add_argument("--json", type=Path, metavar="FILE", help="write it here too")
     arguments = parser.parse_args(argv)
+    if arguments.command == "machine-code":
+        return _machine_code(arguments)
     modes = arguments.modes.split(",")
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown:
         parser.error(f"--modes has {unknown[0]!r}; expected some of {', '.join(MODES)}")
     if arguments.samples < 1 or arguments.repeats < 5:
         parser.error("--samples must be 1 or more, and --repeats 5 or more")
-    if arguments.in_place and "graph" in modes and arguments.op not in ("min", "max"):
-        parser.error("--in-place with mode graph needs --op min or max: others don't repeat")
+    repeating = modes != ["eager"]
+    if arguments.in_place and repeating and arguments.op not in ("min", "max"):
+        parser.error("--in-place needs --op min or max, or -m eager: other calls don't repeat")
+    if arguments.chained and ("eager" in modes or arguments.in_place or arguments.op == "prod"):
+        parser.error("--chained needs -m device,graph, an --op but prod, and no --in-place")
     return _allreduce(arguments, modes)
 
 
@@ -76,33 +97,52 @@ def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
             print("# in the collective's place; eager: the host's time of a call.")
             print(HEADER, flush=True)
         for mode in modes:
+            reason = why_not(comm, mode)
+            if reason:
+                if comm.rank == 0:
+                    print(f"# {mode}: not run, {reason}", flush=True)
+                continue
             for nbytes in sizes:
                 case = Case(
                     dtype=dtype,
                     op=op,
                     count=max(nbytes // dtype.itemsize, 1),
                     in_place=arguments.in_place,
+                    chained=arguments.chained,
                     samples=arguments.samples,
                     repeats=arguments.repeats,
                 )
                 row = measure(comm, mode, case)
-                if row is None:
-                    if comm.rank == 0:
-                        print(f"# {mode}: not run, it needs GPUs", flush=True)
-                    break
                 rows.append(row)
                 if comm.rank == 0:
                     print(_line(row, comm.size), flush=True)
         if comm.rank == 0 and arguments.json:
-            document = {
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
-                **where,
-                "rows": [row.as_dict() for row in rows],
-            }
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+            _write_json(arguments.json, {**where, "rows": [row.as_dict() for row in rows]})
     return 1 if any(row.wrong for row in rows) else 0
+
+
+def _machine_code(arguments: argparse.Namespace) -> int:
+    dtype = as_dtype(arguments.dtype)
+    op = as_reduce_op(arguments.op, dtype)
+    found = []
+    for nranks in map(int, arguments.ranks.split(",")):
+        spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, dtype, op, nranks)
+        for looped in (False, True):
+            found.append(disassemble(spec, looped=looped))
+            print(found[-1], flush=True)
+    if arguments.json:
+        _write_json(arguments.json, {"kernels": [asdict(code) for code in found]})
+    return 0
+
+
+def _write_json(file: Path, contents: dict[str, Any]) -> None:
+    document = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+        **contents,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _line(row: Result, nranks: int) -> str:
@@ -111,8 +151,8 @@ def _line(row: Result, nranks: int) -> str:
     other = "" if row.other_us is None else f"{row.other_us:.2f}"
     cells: list[Any] = [
         f"{row.nbytes:>10}{row.count:>10}{row.dtype:>11}{row.op:>6}{row.mode:>8}",
-        f"{row.kernel:>13}{row.blocks:>7}{row.median_us:>10.2f}{row.p20_us:>10.2f}",
-        f"{row.p80_us:>10.2f}{other:>9}{algbw:>8.2f}{busbw:>8.2f}{row.wrong:>8}",
+        f"{row.kernel:>13}{row.blocks:>7}{row.median_us:>9.2f}{row.p20_us:>9.2f}",
+        f"{row.p80_us:>9.2f}{row.p99_us:>9.2f}{other:>9}{algbw:>8.2f}{busbw:>8.2f}{row.wrong:>8}",
     ]
     return "".join(cells)
 

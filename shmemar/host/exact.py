@@ -16,7 +16,18 @@ from shmemar.dtypes import DType, ReduceOp
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["count_wrong", "exact_input", "exact_result", "poison"]
+__all__ = ["COMBINE", "LARGEST", "count_wrong", "exact_input", "exact_result", "poison"]
+
+COMBINE: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.PROD: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+}
+"""numpy's function for each operator."""
+
+LARGEST = 2000
+"""Largest magnitude of an input to sum, min and max (of its real part)."""
 
 _FACTORS = np.array([1, -1, 2, -1, 1, 3, -2, 1])
 _COMPLEX_FACTORS = np.array([1, 1j, -1, 1 + 1j, -1j, 1 - 1j, 1, -1 + 1j])
@@ -32,7 +43,7 @@ def exact_input(dtype: DType, op: ReduceOp, count: int, *, rank: int, call: int)
     if op is ReduceOp.PROD:
         factors = _COMPLEX_FACTORS if dtype.is_complex else _FACTORS
         return factors[mixed % 8].astype(dtype.name)
-    values = mixed.astype(np.int64) % 4001 - 2000
+    values = mixed.astype(np.int64) % (2 * LARGEST + 1) - LARGEST
     if dtype.is_complex:
         return (values + 1j * (mixed >> np.uint64(16) & np.uint64(1023))).astype(dtype.name)
     return values.astype(dtype.name)
@@ -40,15 +51,9 @@ def exact_input(dtype: DType, op: ReduceOp, count: int, *, rank: int, call: int)
 
 def exact_result(dtype: DType, op: ReduceOp, count: int, *, nranks: int, call: int) -> NDArray[Any]:
     """Return what every rank must get from `call`."""
-    combine = {
-        ReduceOp.SUM: np.add,
-        ReduceOp.PROD: np.multiply,
-        ReduceOp.MIN: np.minimum,
-        ReduceOp.MAX: np.maximum,
-    }[op]
     inputs = (exact_input(dtype, op, count, rank=rank, call=call) for rank in range(nranks))
     with np.errstate(over="ignore"):
-        result: NDArray[Any] = reduce(combine, inputs)
+        result: NDArray[Any] = reduce(COMBINE[op], inputs)
     return result
 
 

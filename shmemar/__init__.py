@@ -35,6 +35,9 @@ if TYPE_CHECKING:
         ConfigurationError as ConfigurationError,
     )
     from shmemar.errors import (
+        DeviceError as DeviceError,
+    )
+    from shmemar.errors import (
         MismatchError as MismatchError,
     )
     from shmemar.errors import (
@@ -51,6 +54,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "Communicator",
     "ConfigurationError",
+    "DeviceError",
     "MismatchError",
     "ReduceOp",
     "ShmemarError",

@@ -12,6 +12,7 @@ __all__ = [
     "ClosedError",
     "CollectiveTimeoutError",
     "ConfigurationError",
+    "DeviceError",
     "MismatchError",
     "ShmemarError",
 ]
@@ -43,6 +44,10 @@ class ClosedError(ShmemarError, RuntimeError):
 
 class MismatchError(ShmemarError, RuntimeError):
     """The ranks made different calls; seen under ``SHMEMAR_CHECK=1``."""
+
+
+class DeviceError(ShmemarError, RuntimeError):
+    """CUDA refused an operation. When it was a launch, the communicator is broken from then on."""
 
 
 class CollectiveTimeoutError(ShmemarError, TimeoutError):

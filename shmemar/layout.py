@@ -23,6 +23,7 @@ __all__ = [
     "DEFAULT_SCRATCH_NBYTES",
     "FAILURE_DTYPE",
     "HALVES",
+    "MAX_LAUNCH_PACKETS",
     "MAX_PACKETS_PER_THREAD",
     "PACKET_NBYTES",
     "PAYLOAD_NBYTES",
@@ -32,7 +33,9 @@ __all__ = [
     "LLLayout",
     "failure_offset",
     "grid_for",
+    "packet_count",
     "packet_offset",
+    "vector_packets",
 ]
 
 WORD_NBYTES = 4
@@ -48,6 +51,9 @@ WORDS_PER_PACKET = PACKET_NBYTES // WORD_NBYTES
 
 MAX_PACKETS_PER_THREAD = 2
 """Most slots that a thread of any kernel owns."""
+
+MAX_LAUNCH_PACKETS = 1 << 31
+"""Most packets of one launch, so that kernels count them in 32 bits; 16 GiB of payload."""
 
 HALVES = 2
 """Double buffering: a slot's epoch e lies in half e & 1."""
@@ -146,6 +152,19 @@ def packet_offset(epoch: int, source: int, slot: int, pitch_nbytes: int, half_nb
     return half * half_nbytes + source * pitch_nbytes + slot * PACKET_NBYTES
 
 
+def packet_count(nbytes: int) -> int:
+    """Packets that carry a message."""
+    return -(-nbytes // PAYLOAD_NBYTES)
+
+
+def vector_packets(address: int, nbytes: int) -> int:
+    """Packets, from the first on, whose payload an array can give or take in one access.
+
+    All that are whole; none where the array is not aligned to a payload.
+    """
+    return 0 if address % PAYLOAD_NBYTES else nbytes // PAYLOAD_NBYTES
+
+
 @dataclass(frozen=True)
 class Grid:
     """Blocks and threads of a launch."""
@@ -173,6 +192,6 @@ def grid_for(
         max_blocks: Cap on the blocks, such as those that are resident at once; None for no cap.
     """
     per_block = BLOCK_THREADS * packets_per_thread
-    blocks = -(-nbytes // (per_block * PAYLOAD_NBYTES))
+    blocks = -(-packet_count(nbytes) // per_block)
     limit = layout.nslots // per_block
     return Grid(min(blocks, limit, max_blocks or limit), BLOCK_THREADS)

@@ -36,12 +36,13 @@ for ranks in "$@"; do
 done
 step 0 2 "[0-9]+ passed" 240 mpirun -n 2 "${suite[@]}" --arrays=torch --random-calls=200 \
   -k "not test_gpu and not every_count"
-# Without MPS, which the checker does not support.
+# Without MPS, which the memory checker does not support; it must find a planted error.
 CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step 0 2 "all results right" 120 \
   mpirun -n 2 python3 tests/programs/small_run.py
-CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step 0 2 "ERROR SUMMARY: 0 errors" 500 \
-  mpirun -n 2 compute-sanitizer --tool memcheck --target-processes all --report-api-errors no \
-  python3 tests/programs/small_run.py
+memcheck=(compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1
+  python3 -m tests.programs.check_memory)
+CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step 0 1 "ERROR SUMMARY: 0 errors" 120 "${memcheck[@]}"
+CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step 1 1 "ERROR SUMMARY: [1-9]" 60 "${memcheck[@]}" --plant
 SHMEMAR_TIMEOUT_S=3 step 1 2 "STILL BROKEN rank [01]" 60 \
   mpirun -n 3 python3 tests/programs/lose_rank.py SIGSTOP nvshmem loop
 rm -f "$log"

@@ -18,9 +18,9 @@ __all__ = [
     "fence_acq_rel_sys",
     "globaltimer_ns",
     "ld_b32",
+    "ld_no_allocate_v2_b32",
     "ld_relaxed_sys_b32",
     "ld_relaxed_sys_v4_b32",
-    "ld_v2_b32",
     "red_relaxed_sys_add_u32",
     "relax",
     "st_b32",
@@ -40,8 +40,8 @@ def st_b32(address: int, word: int) -> None:
     current().store(address, (word,), Order.WEAK)
 
 
-def ld_v2_b32(address: int) -> tuple[int, int]:
-    """Load two words from 8 aligned bytes."""
+def ld_no_allocate_v2_b32(address: int) -> tuple[int, int]:
+    """Load two words from 8 aligned bytes that no thread reads again: nothing stays in L1."""
     first, second = current().load(address, 2, Order.WEAK)
     return first, second
 

@@ -100,7 +100,7 @@ def _lower_memory(compiler: Compiler) -> None:
 
     lower = compiler.lower
     lower(memory.ld_b32)(lambda address: lambda address: ld_b32(address))
-    lower(memory.ld_v2_b32)(lambda address: ld_v2)
+    lower(memory.ld_no_allocate_v2_b32)(lambda address: ld_v2)
     lower(memory.st_b32)(lambda address, word: lambda address, word: st_b32(address, word))
     lower(memory.st_v2_b32)(lambda address, first, second: st_v2)
     lower(memory.ld_relaxed_sys_b32)(lambda address: lambda address: ld_acquire_b32(address))

@@ -2,14 +2,15 @@
 
 The array is a run of components of 4 or 8 bytes, aligned to their size. Packet k carries 8 bytes of
 it from byte 8k on. Alignment of the array decides how the words are loaded and stored, never
-which packet carries them.
+which packet carries them: the first `nvectors` packets move by one access of 8 bytes
+(:func:`shmemar.layout.vector_packets`), the others component by component.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shmemar.device.memory import ld_b32, ld_v2_b32, st_b32, st_v2_b32
+from shmemar.device.memory import ld_b32, ld_no_allocate_v2_b32, st_b32, st_v2_b32
 from shmemar.device.registry import device
 from shmemar.device.words import Payload, u32, u64
 from shmemar.errors import ArgumentError
@@ -25,13 +26,14 @@ class PayloadAccess(NamedTuple):
     """Device functions for one width of component.
 
     Attributes:
-        load: ``load(array, packet, ncomponents)`` returns the data words of a packet, zeros behind
-            the end.
-        store: ``store(array, packet, ncomponents, low, high)`` stores them, nothing behind the end.
+        load: ``load(array, packet, nvectors, ncomponents)`` returns the data words of a packet,
+            zeros behind the end.
+        store: ``store(array, packet, nvectors, ncomponents, low, high)`` stores them, nothing
+            behind the end.
     """
 
-    load: Callable[[int, int, int], Payload]
-    store: Callable[[int, int, int, int, int], None]
+    load: Callable[[int, int, int, int], Payload]
+    store: Callable[[int, int, int, int, int, int], None]
 
 
 def payload_access(component_nbytes: int) -> PayloadAccess:
@@ -44,37 +46,36 @@ def payload_access(component_nbytes: int) -> PayloadAccess:
 
 
 @device
-def _is_aligned(array: int) -> bool:
-    return u64(array) & u64(PAYLOAD_NBYTES - 1) == u64(0)
-
-
-@device
-def _load_4(array: int, packet: int, ncomponents: int) -> Payload:
+def _load_4(array: int, packet: int, nvectors: int, ncomponents: int) -> Payload:
     address = array + u64(packet) * u64(PAYLOAD_NBYTES)
-    if 2 * packet + 1 < ncomponents:
-        if _is_aligned(array):
-            return ld_v2_b32(address)
+    if packet < u32(nvectors):
+        return ld_no_allocate_v2_b32(address)
+    if _is_whole(packet, ncomponents):
         return ld_b32(address), ld_b32(address + u64(WORD_NBYTES))
     return ld_b32(address), u32(0)
 
 
 @device
-def _store_4(array: int, packet: int, ncomponents: int, low: int, high: int) -> None:
+def _store_4(array: int, packet: int, nvectors: int, ncomponents: int, low: int, high: int) -> None:
     address = array + u64(packet) * u64(PAYLOAD_NBYTES)
-    whole = 2 * packet + 1 < ncomponents
-    if whole and _is_aligned(array):
+    if packet < u32(nvectors):
         st_v2_b32(address, low, high)
     else:
         st_b32(address, low)
-        if whole:
+        if _is_whole(packet, ncomponents):
             st_b32(address + u64(WORD_NBYTES), high)
 
 
 @device
-def _load_8(array: int, packet: int, ncomponents: int) -> Payload:
-    return ld_v2_b32(array + u64(packet) * u64(PAYLOAD_NBYTES))
+def _is_whole(packet: int, ncomponents: int) -> bool:
+    return u64(packet) * u64(2) + u64(1) < ncomponents
 
 
 @device
-def _store_8(array: int, packet: int, ncomponents: int, low: int, high: int) -> None:
+def _load_8(array: int, packet: int, nvectors: int, ncomponents: int) -> Payload:
+    return ld_no_allocate_v2_b32(array + u64(packet) * u64(PAYLOAD_NBYTES))
+
+
+@device
+def _store_8(array: int, packet: int, nvectors: int, ncomponents: int, low: int, high: int) -> None:
     st_v2_b32(array + u64(packet) * u64(PAYLOAD_NBYTES), low, high)

@@ -86,7 +86,7 @@ def _ptx(
 
 def _lower_memory(compiler: Compiler) -> None:
     ld_b32 = _ptx(compiler, "ld.global.b32 $0, [$1];", "l", "r")
-    ld_v2 = _ptx(compiler, "ld.global.v2.b32 {$0, $1}, [$2];", "l", "rr")
+    ld_v2 = _ptx(compiler, "ld.global.L1::no_allocate.v2.b32 {$0, $1}, [$2];", "l", "rr")
     st_b32 = _ptx(compiler, "st.global.b32 [$0], $1;", "lr")
     st_v2 = _ptx(compiler, "st.global.v2.b32 [$0], {$1, $2};", "lrr")
     ld_sys = _ptx(compiler, "ld.relaxed.sys.global.b32 $0, [$1];", "l", "r")
@@ -113,7 +113,7 @@ def _lower_memory(compiler: Compiler) -> None:
 
     lower = compiler.lower
     lower(memory.ld_b32)(lambda address: lambda address: ld_b32(address))
-    lower(memory.ld_v2_b32)(lambda address: lambda address: ld_v2(address))
+    lower(memory.ld_no_allocate_v2_b32)(lambda address: lambda address: ld_v2(address))
     lower(memory.st_b32)(lambda address, word: lambda address, word: st_b32(address, word))
     lower(memory.st_v2_b32)(
         lambda address, first, second: lambda address, first, second: st_v2(address, first, second)

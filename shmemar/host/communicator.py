@@ -17,6 +17,7 @@ from shmemar.dtypes import as_reduce_op
 from shmemar.errors import (
     ClosedError,
     CollectiveTimeoutError,
+    DeviceError,
     MismatchError,
     ShmemarError,
 )
@@ -26,7 +27,7 @@ from shmemar.host.heap import SymmetricHeap
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.scratch import LLScratch
-from shmemar.layout import Grid, grid_for
+from shmemar.layout import MAX_LAUNCH_PACKETS, PAYLOAD_NBYTES, Grid, grid_for
 from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ T = TypeVar("T")
 
 class Communicator:
     """Collectives of a fixed set of ranks. Made by :func:`shmemar.init`.
+
+    Calls of communicators that share a GPU must not run at the same time, unless their blocks fit
+    it together (``SHMEMAR_MAX_BLOCKS``): one rank's first call would wait for another's second.
 
     Ranks must make the same calls in the same order, with the same count, dtype and op. When they
     do not, and ``SHMEMAR_CHECK`` is not set, the outcome is undefined: wrong results, or a timeout.
@@ -79,12 +83,20 @@ class Communicator:
         )
         self.backend = self._runtime.backend
         self._heap = SymmetricHeap(self._runtime, bootstrap)
-        self._scratch = LLScratch(self._heap, self._runtime, self.size, config.scratch_nbytes)
-        self._control = self._runtime.allocate_control()
         self._timeout_ns = math.ceil(config.timeout_s * 1e9)  # 0 is for ever, so never round to it
-        self._failure: CollectiveTimeoutError | None = None
-        self._is_closed = False
+        self._failure: CollectiveTimeoutError | DeviceError | None = None
+        self._is_closed = True  # until it is whole
         self._ncalls = 0
+        try:
+            self._scratch = LLScratch(bootstrap, self._heap, self._runtime, config.scratch_nbytes)
+            self._control = bootstrap.together(
+                self._runtime.allocate_control, "allocate the failure record"
+            )
+        except ShmemarError:
+            self._heap.abandon()
+            self._runtime.close()
+            raise
+        self._is_closed = False
         self._say_once()
 
     def allreduce(
@@ -132,6 +144,8 @@ class Communicator:
             ClosedError: The communicator was closed.
             MismatchError: Under ``SHMEMAR_CHECK=1``, the ranks' calls differ; on every rank.
             CollectiveTimeoutError: A peer did not take part within the deadline.
+            DeviceError: CUDA refused the launch, or something before it; the other ranks then wait
+                until their deadline.
 
         Source: one-shot LL all-reduce, :mod:`shmemar.device.kernels.one_shot`.
         """
@@ -148,7 +162,7 @@ class Communicator:
             handle = no_stream(stream) if on_host else self._runtime.stream(stream, x)
             source = take("x", x, handle, writeable=False)
             if out is None:
-                out = np.empty_like(x) if on_host else self._runtime.empty_like(x)
+                out = np.empty_like(x) if on_host else self._runtime.empty_like(x, handle)
             destination = take("out", out, handle, writeable=True)
             check_pair(source, destination)
             reduce_op = as_reduce_op(op, source.dtype)
@@ -231,7 +245,9 @@ class Communicator:
             self._require_usable()
             with self._breaks_on_timeout():
                 self._bootstrap.allgather(None, "close the communicator")
-        except CollectiveTimeoutError:
+        except (CollectiveTimeoutError, DeviceError) as error:
+            if self._failure is None:
+                self._break(error)
             self._abandon()
             raise
         self._is_closed = True
@@ -283,8 +299,17 @@ class Communicator:
         layout = self._scratch.layout
         with self._breaks_on_timeout():
             kernel = self._runtime.compile(spec, layout, stream)
-        grid = self._grid(source, spec, kernel)
-        self._runtime.launch(kernel, grid, self._arguments(source, destination), stream)
+        longest = MAX_LAUNCH_PACKETS * PAYLOAD_NBYTES // source.dtype.itemsize
+        for start in range(0, source.count, longest):
+            part = source.part(start, longest)
+            arguments = self._arguments(part, destination.part(start, longest))
+            try:
+                self._runtime.launch(kernel, self._grid(part, spec, kernel), arguments, stream)
+            except DeviceError as error:
+                # The peers' kernels may be waiting for this one already.
+                text = f"rank {self.rank} could not launch {spec.name}: {error} Close it."
+                self._break(DeviceError(text))
+                raise self._failure_again() from error
         if self._runtime.is_synchronous:
             self._require_usable()
 
@@ -298,11 +323,12 @@ class Communicator:
         )
 
     def _arguments(self, source: Operand, destination: Operand) -> KernelArguments:
-        return KernelArguments(
+        return KernelArguments.of_message(
+            source.address,
+            destination.address,
+            source.count * source.dtype.components,
+            source.dtype.component_nbytes,
             peers=self._scratch.region.addresses,
-            source=source.address,
-            destination=destination.address,
-            ncomponents=source.count * source.dtype.components,
             epochs=self._scratch.epochs.addresses[0],
             broken=self._control.broken,
             record=self._control.record,
@@ -315,13 +341,18 @@ class Communicator:
         if not self._bootstrap.is_alive:
             raise ClosedError("MPI has ended; use the communicator before MPI.Finalize.")
         if self._failure is None:
-            failure = failure_from(self._control.read(), self._config.timeout_s)
+            failure = failure_from(self._control.read, self._config.timeout_s)
             if failure is not None:
                 self._break(failure)
         if self._failure is not None:
-            # A new one each time: a traceback would keep every caller's frame alive.
-            failure = self._failure
-            raise CollectiveTimeoutError(str(failure), rank=failure.rank, missing=failure.missing)
+            raise self._failure_again()
+
+    def _failure_again(self) -> ShmemarError:
+        """Make a new one each time: a traceback would keep every caller's frame alive."""
+        failure = self._failure
+        if isinstance(failure, CollectiveTimeoutError):
+            return CollectiveTimeoutError(str(failure), rank=failure.rank, missing=failure.missing)
+        return DeviceError(str(failure))
 
     def _abandon(self) -> None:
         self._is_closed = True
@@ -352,7 +383,7 @@ class Communicator:
             self._break(CollectiveTimeoutError(text, rank=self.rank, missing=()))
             raise
 
-    def _break(self, failure: CollectiveTimeoutError) -> None:
+    def _break(self, failure: CollectiveTimeoutError | DeviceError) -> None:
         self._failure = failure
         leave_without_finalize()
 

@@ -87,7 +87,11 @@ class Runtime(Protocol):
         """
 
     def launch(self, kernel: Any, grid: Grid, arguments: KernelArguments, stream: int) -> None:
-        """Enqueue a kernel on `stream`."""
+        """Enqueue a kernel on `stream`.
+
+        Raises:
+            DeviceError: It could not be enqueued.
+        """
 
     def stream(self, stream: Any, x: Any) -> int:
         """Return the handle of a caller's stream, or of the current one of `x`'s library."""
@@ -95,14 +99,18 @@ class Runtime(Protocol):
     def operand(self, name: str, array: Any, stream: int, *, writeable: bool) -> Operand:
         """Check one array and describe it."""
 
-    def empty_like(self, x: Any) -> Any:
-        """Allocate an array like `x`, in the library that `x` is of."""
+    def empty_like(self, x: Any, stream: int) -> Any:
+        """Allocate an array like `x` for use on `stream`, in the library that `x` is of."""
 
     def describe(self) -> dict[str, str]:
         """Say what kernels run on, with versions."""
 
     def synchronize(self) -> None:
-        """Wait until this rank's kernels have ended."""
+        """Wait until this rank's kernels have ended.
+
+        Raises:
+            DeviceError: One of them, or another kernel of the process, failed.
+        """
 
     def active(self) -> AbstractContextManager[None]:
         """Make what this rank's calls need current, such as its GPU, whatever the caller chose."""

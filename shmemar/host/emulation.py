@@ -128,7 +128,7 @@ class EmulatedRuntime:
         """Check a numpy array."""
         return host_operand(name, array, writeable=writeable)
 
-    def empty_like(self, x: Any) -> Any:
+    def empty_like(self, x: Any, stream: int) -> Any:
         """Allocate with numpy."""
         return np.empty_like(x)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,14 +11,23 @@ from shmemar.host.ranks import name_ranks
 from shmemar.layout import FAILURE_DTYPE
 from shmemar.spec import KernelSpec
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["failure_from"]
 
 
-def failure_from(record_bytes: bytes, timeout_s: float) -> CollectiveTimeoutError | None:
-    """Return the error that a rank's failure record tells of, or None when it tells of none."""
-    record: Any = np.frombuffer(record_bytes, FAILURE_DTYPE)[0]
-    if not record["valid"]:
+def failure_from(read: Callable[[], bytes], timeout_s: float) -> CollectiveTimeoutError | None:
+    """Return the error that a rank's failure record tells of, or None when it tells of none.
+
+    Args:
+        read: Returns the record's bytes, which a kernel may be writing.
+        timeout_s: The deadline that passed, in seconds.
+    """
+    if not _record(read())["valid"]:
         return None
+    # Again: of the first reading the other words may be older than the one that says all are there.
+    record = _record(read())
     bits = int(record["missing_hi"]) << 32 | int(record["missing_lo"])
     missing = tuple(rank for rank in range(bits.bit_length()) if bits >> rank & 1)
     block, thread = divmod(int(record["thread"]), int(record["block_threads"]))
@@ -31,3 +40,7 @@ def failure_from(record_bytes: bytes, timeout_s: float) -> CollectiveTimeoutErro
         "(SHMEMAR_TIMEOUT_S). The communicator is broken: close it."
     )
     return CollectiveTimeoutError(message, rank=int(record["rank"]), missing=missing)
+
+
+def _record(contents: bytes) -> Any:
+    return np.frombuffer(contents, FAILURE_DTYPE)[0]

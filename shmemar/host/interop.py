@@ -41,6 +41,11 @@ class Operand:
         """Bytes of the array."""
         return self.count * self.dtype.itemsize
 
+    def part(self, start: int, length: int) -> Operand:
+        """At most `length` elements, from element `start` on."""
+        address = self.address + start * self.dtype.itemsize
+        return Operand(address, min(length, self.count - start), self.dtype)
+
 
 def host_operand(name: str, array: Any, *, writeable: bool) -> Operand:
     """Check a numpy array and describe it.

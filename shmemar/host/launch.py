@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmemar.config import environment
 from shmemar.device.kernels import KernelArguments, build, numba_type
-from shmemar.errors import ShmemarError
+from shmemar.errors import ArgumentError, DeviceError, ShmemarError
 from shmemar.layout import BLOCK_THREADS
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CudaKernel",
     "StreamOrder",
+    "capture_of",
     "compile_ptx",
     "current_context",
     "current_context_handle",
@@ -48,10 +49,11 @@ def compile_ptx(
         rank: The rank that will run it.
         compute_capability: Of the GPU, such as ``(9, 0)``.
         looped: True to run the body `repeats` times in one launch, for measuring. The entry then
-            has five more parameters: `repeats`, `warmups`, `stride_nbytes`, `buffer_mask`, `times`.
-            Repeat i reads its input ``(i & buffer_mask) * stride_nbytes`` bytes further on, so that
-            it comes from L2. Each block writes the nanoseconds that its repeats after the warm-ups
-            took to ``times[block]``, 64 bits each.
+            has six more parameters: `repeats`, `warmups`, `source_stride`, `destination_stride`,
+            `buffer_mask`, `times`. Repeat i reads its input ``i & buffer_mask`` source strides (in
+            bytes) further on, and writes its output as many destination strides further on. Each
+            block writes the nanoseconds that its repeats after the warm-ups took to
+            ``times[block]``, 64 bits each.
 
     Returns:
         PTX text with one entry, named after the spec, whose parameters are the region's address on
@@ -61,19 +63,20 @@ def compile_ptx(
 
     from shmemar.device import memory, ptx
     from shmemar.device.registry import device
-    from shmemar.device.words import u64
+    from shmemar.device.words import u32, u64
 
     ptx.install()
     body = device(build(spec, layout))
 
     def entry(arguments: KernelArguments) -> None:
-        body(arguments, rank, cuda.grid(1), cuda.gridsize(1), cuda.blockDim.x)
+        body(arguments, rank, u32(cuda.grid(1)), u32(cuda.gridsize(1)), cuda.blockDim.x)
 
     def looped_entry(
         arguments: KernelArguments,
         repeats: int,
         warmups: int,
-        stride_nbytes: int,
+        source_stride: int,
+        destination_stride: int,
         buffer_mask: int,
         times: int,
     ) -> None:
@@ -81,17 +84,21 @@ def compile_ptx(
         for repeat in range(repeats):
             if repeat == warmups:
                 start_ns = memory.globaltimer_ns()
+            buffer = u64(repeat & buffer_mask)
             here = KernelArguments(
                 arguments.peers,
-                arguments.source + u64((repeat & buffer_mask) * stride_nbytes),
-                arguments.destination,
+                arguments.source + buffer * u64(source_stride),
+                arguments.destination + buffer * u64(destination_stride),
+                arguments.npackets,
+                arguments.source_vectors,
+                arguments.destination_vectors,
                 arguments.ncomponents,
                 arguments.epochs,
                 arguments.broken,
                 arguments.record,
                 arguments.timeout_ns,
             )
-            body(here, rank, cuda.grid(1), cuda.gridsize(1), cuda.blockDim.x)
+            body(here, rank, u32(cuda.grid(1)), u32(cuda.gridsize(1)), cuda.blockDim.x)
         elapsed_ns = u64(memory.globaltimer_ns() - start_ns)
         if cuda.threadIdx.x == 0:
             at = times + u64(cuda.blockIdx.x) * u64(8)
@@ -100,7 +107,7 @@ def compile_ptx(
 
     parameters = [numba_type(spec.nranks)]
     if looped:
-        parameters += [types.int64] * 4 + [types.uint64]
+        parameters += [types.int64] * 5 + [types.uint64]
     text, _ = cuda.compile(
         looped_entry if looped else entry,
         types.void(*parameters),
@@ -222,37 +229,63 @@ def is_capturing(stream: int) -> bool:
     return bool(_checked(driver.cuStreamIsCapturing(stream)) != none)
 
 
+def capture_of(stream: int) -> int | None:
+    """Number of the capture that a stream is in; None when it is in none.
+
+    Raises:
+        ArgumentError: The capture was invalidated.
+    """
+    if not is_capturing(stream):
+        return None
+    from cuda.bindings import driver
+
+    result, status, number, *_ = driver.cuStreamGetCaptureInfo(stream)
+    _checked((result,))
+    if status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+        raise ArgumentError(
+            f"the capture of stream {stream:#x} into a CUDA graph was invalidated by an earlier "
+            "error; expected a capture that goes on. Look for what was not allowed in it."
+        )
+    return int(number)
+
+
 class StreamOrder:
     """Orders launches on different streams one behind the other, by an event.
 
-    Kernels of one communicator share slots and epochs, so two of them must never run at once.
-    Within a capture the captured order is the order.
+    Kernels of one communicator share slots and epochs, so two of them must never run at once. What
+    is captured into a graph is ordered likewise within it; replays are for the caller to order.
     """
 
     def __init__(self) -> None:
-        """Make the event, in the current context."""
+        """Make the events, in the current context."""
         from cuda.bindings import driver
 
         self._driver = driver
         flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
-        self._event = _checked(driver.cuEventCreate(flags))
-        self._last_id: int | None = None
+        # An event that was recorded in a capture means nothing outside of it.
+        self._events = {
+            is_captured: _checked(driver.cuEventCreate(flags)) for is_captured in (False, True)
+        }
+        self._last: dict[bool, tuple[int | None, int]] = {}
 
-    def before_launch(self, stream: int) -> None:
-        """Make `stream` wait for the last launch, if that was on another one."""
+    def before_launch(self, stream: int, capture: int | None) -> None:
+        """Make `stream`, in `capture`, wait for the last launch, if that was on another one."""
         # Not the handle: a new stream may get that of a destroyed one whose work still runs.
-        own_id = int(_checked(self._driver.cuStreamGetId(stream)))
-        if self._last_id not in (None, own_id):
-            _checked(self._driver.cuStreamWaitEvent(stream, self._event, 0))
-        self._last_id = own_id
+        own = int(_checked(self._driver.cuStreamGetId(stream)))
+        is_captured = capture is not None
+        last = self._last.get(is_captured)
+        if last is not None and last[0] == capture and last[1] != own:
+            _checked(self._driver.cuStreamWaitEvent(stream, self._events[is_captured], 0))
+        self._last[is_captured] = capture, own
 
-    def after_launch(self, stream: int) -> None:
+    def after_launch(self, stream: int, capture: int | None) -> None:
         """Mark the launch."""
-        _checked(self._driver.cuEventRecord(self._event, stream))
+        _checked(self._driver.cuEventRecord(self._events[capture is not None], stream))
 
     def close(self) -> None:
-        """Free the event."""
-        _checked(self._driver.cuEventDestroy(self._event))
+        """Free the events."""
+        for event in self._events.values():
+            _checked(self._driver.cuEventDestroy(event))
 
 
 def _cache_directory() -> Path:
@@ -267,5 +300,5 @@ def _checked(result: tuple[Any, ...]) -> Any:
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
         _, text = driver.cuGetErrorString(status)
-        raise ShmemarError(f"CUDA refused a call: {status.name}: {text.decode()}.")
+        raise DeviceError(f"CUDA refused a call: {status.name}: {text.decode()}.")
     return values[0] if values else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmemar.config import environment, set_default
-from shmemar.errors import ArgumentError, BackendUnavailableError
+from shmemar.errors import ArgumentError, BackendUnavailableError, DeviceError
 from shmemar.host.arena import Arena
 from shmemar.host.bootstrap import leave_without_finalize, leaves_without_finalize
 from shmemar.host.contract import Control
@@ -22,6 +22,7 @@ from shmemar.host.interop import device_operand, library_of, stream_handle
 from shmemar.host.launch import (
     CudaKernel,
     StreamOrder,
+    capture_of,
     current_context,
     current_context_handle,
     is_capturing,
@@ -307,12 +308,10 @@ class NvshmemRuntime:
 
     def launch(self, kernel: Any, grid: Grid, arguments: KernelArguments, stream: int) -> None:
         """Enqueue a kernel, behind the one before it."""
-        if is_capturing(stream):
-            kernel.launch(grid, arguments.flat(), stream)
-            return
-        self._order.before_launch(stream)
+        capture = capture_of(stream)
+        self._order.before_launch(stream, capture)
         kernel.launch(grid, arguments.flat(), stream)
-        self._order.after_launch(stream)
+        self._order.after_launch(stream, capture)
 
     def stream(self, stream: Any, x: Any) -> int:
         """Return the handle of a caller's stream, or of the current one of `x`'s library."""
@@ -324,17 +323,19 @@ class NvshmemRuntime:
             name, array, stream, device=self._device.device_id, writeable=writeable
         )
 
-    def empty_like(self, x: Any) -> Any:
-        """Allocate with CuPy or torch, whichever `x` is of."""
+    def empty_like(self, x: Any, stream: int) -> Any:
+        """Allocate with CuPy or torch, whichever `x` is of, from its memory for `stream`."""
         library = library_of(x)
         if library == "cupy":
             import cupy
 
-            return cupy.empty_like(x)
+            with cupy.cuda.ExternalStream(stream):
+                return cupy.empty_like(x)
         if library == "torch":
             import torch
 
-            return torch.empty_like(x)
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream, x.device)):
+                return torch.empty_like(x)
         raise ArgumentError(
             f"out is None, and x is {type(x).__module__}.{type(x).__name__}; expected out= for an "
             "array that is neither CuPy's nor torch's."
@@ -356,7 +357,10 @@ class NvshmemRuntime:
 
     def synchronize(self) -> None:
         """Wait until everything on this rank's GPU has ended."""
-        self._device.sync()
+        try:
+            self._device.sync()
+        except Exception as error:
+            raise DeviceError(f"the GPU of rank {self._bootstrap.rank} failed: {error}") from error
 
     def active(self) -> AbstractContextManager[None]:
         """Make this rank's GPU current, as the caller may have chosen another, or a new thread."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shmemar.layout import LLLayout
 
 if TYPE_CHECKING:
+    from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import Memory, Runtime
     from shmemar.host.heap import SymmetricHeap
 
@@ -25,7 +26,11 @@ class LLScratch:
         ConfigurationError: `nbytes` is too small for the number of ranks.
     """
 
-    def __init__(self, heap: SymmetricHeap, runtime: Runtime, nranks: int, nbytes: int) -> None:
-        self.layout = LLLayout.fit(nranks, nbytes)
+    def __init__(
+        self, bootstrap: Bootstrap, heap: SymmetricHeap, runtime: Runtime, nbytes: int
+    ) -> None:
+        self.layout = LLLayout.fit(bootstrap.size, nbytes)
         self.region: Memory = heap.allocate(self.layout.nbytes)
-        self.epochs: Memory = runtime.allocate_private(self.layout.epochs_nbytes)
+        self.epochs: Memory = bootstrap.together(
+            lambda: runtime.allocate_private(self.layout.epochs_nbytes), "allocate epoch words"
+        )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shmemar
+import shmemar.host.communicator
 from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
 from shmemar.host.exact import count_wrong, exact_input, exact_result, poison
 
@@ -102,6 +103,25 @@ def test_either_side_of_a_pass_boundary_is_exact(
         reduce(name, op, count)
         reduce(name, op, count, in_place=True)
     assert agree(reduce.wrong) == [[]] * small.size
+
+
+@pytest.mark.parametrize(("name", "op"), OF_EACH_WIDTH)
+def test_a_message_longer_than_a_launch_takes_goes_in_several(
+    comm: shmemar.Communicator,
+    arrays: Arrays,
+    agree: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    op: ReduceOp,
+) -> None:
+    packets = 64
+    monkeypatch.setattr(shmemar.host.communicator, "MAX_LAUNCH_PACKETS", packets)
+    longest = packets * 8 // DTYPES[name].itemsize
+    reduce = Checked(comm, arrays)
+    for count in (longest - 1, longest, longest + 1, 3 * longest + 2):
+        reduce(name, op, count)
+        reduce(name, op, count, offset=1, in_place=True)
+    assert agree(reduce.wrong) == [[]] * comm.size
 
 
 def test_a_message_larger_than_the_default_scratch_is_exact(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -325,6 +326,78 @@ def test_a_graph_of_ten_replays_a_thousand_times(comm: shmemar.Communicator, agr
                 wrong += count_wrong(eager, results(comm, 100, call))
     wrong += count_wrong(x.get(), expected[comm.rank])
     assert agree(wrong) == [0] * comm.size
+
+
+def test_forked_streams_of_a_capture_run_one_after_the_other(
+    comm: shmemar.Communicator, agree: Any
+) -> None:
+    """Nothing but the communicator orders the branches' all-reduces, which share slots."""
+    import cupy
+
+    count, branches = 20_000, 3
+    xs = [cupy.empty(count, "f4") for _ in range(branches)]
+    ys = [cupy.empty(count, "f4") for _ in range(branches)]
+    comm.allreduce(cupy.zeros(1, "f4"))  # loads the kernel
+    forked = [cupy.cuda.Stream(non_blocking=True) for _ in range(branches - 1)]
+
+    def body(stream: Any) -> None:
+        start = stream.record()
+        for side in forked:
+            side.wait_event(start)
+        for side, x, y in zip((stream, *forked), xs, ys, strict=True):
+            for _ in range(4):
+                comm.allreduce(x, out=y, stream=side)
+        for side in forked:
+            stream.wait_event(side.record())
+
+    replay = capture_with_cupy(body)
+    wrong = 0
+    for call in range(50):
+        for branch, x in enumerate(xs):
+            x.set(inputs(comm, count, branches * call + branch))
+        cupy.cuda.Device().synchronize()
+        replay()
+        for branch, y in enumerate(ys):
+            wrong += count_wrong(y.get(), results(comm, count, branches * call + branch))
+    assert agree(wrong) == [0] * comm.size
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_a_new_output_belongs_to_the_callers_stream(
+    comm: shmemar.Communicator, agree: Any, library: str
+) -> None:
+    import cupy
+    import torch
+
+    host, expected = inputs(comm, 3000, 5), results(comm, 3000, 5)
+    if library == "cupy":
+        stream = cupy.cuda.Stream(non_blocking=True)
+        x = cupy.asarray(host)
+        cupy.cuda.Device().synchronize()
+        out = comm.allreduce(x, stream=stream)
+        stream.synchronize()
+        got = out.get()
+        assert cupy.cuda.get_current_stream() == cupy.cuda.Stream.null
+    else:
+        stream = torch.cuda.Stream()
+        x = torch.from_numpy(host).cuda()
+        torch.cuda.synchronize()
+        out = comm.allreduce(x, stream=stream)
+        stream.synchronize()
+        got = out.cpu().numpy()
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert agree(count_wrong(got, expected)) == [0] * comm.size
+
+
+def test_a_thread_that_has_no_context_may_call(comm: shmemar.Communicator, agree: Any) -> None:
+    import cupy
+
+    x, y = cupy.asarray(inputs(comm, 3000, 6)), cupy.empty(3000, "f4")
+    cupy.cuda.Device().synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(comm.allreduce, x, out=y).result()
+    cupy.cuda.Device().synchronize()
+    assert agree(count_wrong(y.get(), results(comm, 3000, 6))) == [0] * comm.size
 
 
 def test_the_first_call_inside_a_capture_is_refused(comm: shmemar.Communicator, agree: Any) -> None:

@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 import shmemar
+from shmemar.host import communicator, emulation
 from shmemar.host.bootstrap import Bootstrap
+from shmemar.host.runtime import NvshmemRuntime
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from shmemar.host.arrays import Arrays
 
 ONES = np.ones(8, np.float32)
 
@@ -38,6 +42,45 @@ def test_check_says_nothing_of_a_whole_communicator(comm: shmemar.Communicator) 
         repr(comm)
         == f"<shmemar.Communicator rank {comm.rank} of {comm.size}, {comm.backend.value}>"
     )
+
+
+def test_a_launch_that_is_refused_breaks_the_communicator(
+    world: MPI.Intracomm, backend: str, arrays: Arrays, agree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise shmemar.DeviceError("CUDA refused a call: CUDA_ERROR_ILLEGAL_ADDRESS: so it says.")
+
+    x = arrays.make(ONES)
+    comm = shmemar.init(world, backend=backend)
+    comm.allreduce(x)
+    left: list[None] = []
+    monkeypatch.setattr(communicator, "leave_without_finalize", lambda: left.append(None))
+    monkeypatch.setattr(comm._runtime, "launch", refuse)
+    with pytest.raises(shmemar.DeviceError, match=r"could not launch one_shot.*ILLEGAL_ADDRESS"):
+        comm.allreduce(x)
+    monkeypatch.undo()
+    with pytest.raises(shmemar.DeviceError, match=rf"rank {comm.rank} could not launch"):
+        comm.allreduce(x)
+    assert "broken" in repr(comm)
+    comm.close()
+    assert agree(len(left)) == [1] * world.size
+
+
+@pytest.mark.parametrize("what", ["allocate_private", "allocate_control"])
+def test_memory_that_one_rank_lacks_is_an_error_on_all(
+    world: MPI.Intracomm, backend: str, agree: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise shmemar.DeviceError("out of memory")
+
+    if world.rank == world.size - 1:
+        for runtime in (emulation.EmulatedRuntime, NvshmemRuntime):
+            monkeypatch.setattr(runtime, what, refuse)
+    with pytest.raises(shmemar.ShmemarError, match="out of memory"):
+        shmemar.init(world, backend=backend)
+    monkeypatch.undo()
+    with shmemar.init(world, backend=backend) as comm:
+        assert agree(comm.size) == [world.size] * world.size
 
 
 def test_many_communicators_leave_nothing_behind(

@@ -193,11 +193,12 @@ def wrong_calls(
                 source: int = source,
                 destination: int = destination,
             ) -> None:
-                arguments = KernelArguments(
+                arguments = KernelArguments.of_message(
+                    source,
+                    destination,
+                    call.count * call.spec.dtype.components,
+                    call.spec.dtype.component_nbytes,
                     peers=tuple(bases),
-                    source=source,
-                    destination=destination,
-                    ncomponents=call.count * call.spec.dtype.components,
                     epochs=base + epochs,
                     broken=base + control,
                     record=base + control + 128,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,11 +42,12 @@ def run_without_rank_2(seed: int, nlaunches: int) -> RandomMachine:
         for _ in range(nlaunches):
 
             def thread(index: int) -> None:
-                arguments = KernelArguments(
+                arguments = KernelArguments.of_message(
+                    base + ARRAYS,
+                    base + ARRAYS + 4096,
+                    9,
+                    SPEC.dtype.component_nbytes,
                     peers=bases,
-                    source=base + ARRAYS,
-                    destination=base + ARRAYS + 4096,
-                    ncomponents=9,
                     epochs=base + EPOCHS,
                     broken=base + BROKEN,
                     record=base + RECORD,
@@ -71,7 +73,7 @@ def record_of(machine: RandomMachine, rank: int) -> bytes:
 def test_every_thread_ends_and_the_record_names_the_missing_rank(seed: int) -> None:
     machine = run_without_rank_2(seed, nlaunches=1)
     for rank in (0, 1):
-        failure = failure_from(record_of(machine, rank), 1e-6)
+        failure = failure_from(partial(record_of, machine, rank), 1e-6)
         assert failure is not None
         assert failure.rank == rank
         # A peer's packets may be late as well, but never is nobody missing, or the own rank.
@@ -115,7 +117,7 @@ def test_the_broken_word_ends_a_spin_whose_clock_stands_still(
 ) -> None:
     monkeypatch.setattr(RandomMachine, "clock_ns", _first_thread_only_clock())
     machine = run_without_rank_2(0, nlaunches=1)
-    assert failure_from(record_of(machine, 0), 1e-6) is not None
+    assert failure_from(partial(record_of, machine, 0), 1e-6) is not None
 
 
 def _first_thread_only_clock() -> Callable[[RandomMachine], int]:

@@ -90,7 +90,7 @@ def test_input_epoch_and_broken_word_are_loaded_before_anything_waits_for_one_of
     before_send = text[: text.index("st.relaxed.sys.global.v2.b64")]
     loads = [match.start() for match in re.finditer(r"ld\.global\.b32", before_send)]
     broken, epoch = loads[-2:]
-    assert before_send.index("ld.global.v2.b32") < broken < epoch
+    assert before_send.index("ld.global.L1::no_allocate.v2.b32") < broken < epoch
     # Between the two there is no branch, and the branch behind them needs both.
     assert "bra" not in before_send[broken:epoch]
     assert len(re.findall(r"bra", before_send[epoch:])) >= 1

@@ -42,7 +42,7 @@ def control(**changes: int) -> bytes:
 
 
 def failure(memory: bytes) -> CollectiveTimeoutError:
-    error = failure_from(memory, 2.5)
+    error = failure_from(lambda: memory, 2.5)
     assert error is not None
     return error
 
@@ -51,7 +51,7 @@ def failure(memory: bytes) -> CollectiveTimeoutError:
     "memory", [bytes(FAILURE_DTYPE.itemsize), control(valid=0)], ids=["fresh", "half"]
 )
 def test_a_record_that_is_not_valid_tells_of_nothing(memory: bytes) -> None:
-    assert failure_from(memory, 2.5) is None
+    assert failure_from(lambda: memory, 2.5) is None
 
 
 @pytest.mark.parametrize(
@@ -127,3 +127,10 @@ def test_the_host_reads_what_the_first_report_of_a_kernel_wrote() -> None:
     written, read = failure(first[128:][: FAILURE_DTYPE.itemsize]), failure(control())
     assert str(written) == str(read)
     assert (written.rank, written.missing) == (read.rank, read.missing) == (5, (40,))
+
+
+def test_words_that_came_after_the_first_reading_are_read_again() -> None:
+    readings = iter([control(peer=0, missing_hi=0), control()])
+    error = failure_from(lambda: next(readings), 2.5)
+    assert error is not None
+    assert error.missing == (40,)

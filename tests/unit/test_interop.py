@@ -46,6 +46,16 @@ def test_a_view_is_described_from_its_own_start() -> None:
     assert (operand.address, operand.count) == (address_of(base) + 12, 4)
 
 
+@pytest.mark.parametrize(
+    ("start", "length", "expected"), [(0, 4, (64, 4)), (4, 4, (96, 4)), (8, 4, (128, 2))]
+)
+def test_a_part_of_an_array_is_described(
+    start: int, length: int, expected: tuple[int, int]
+) -> None:
+    part = Operand(64, 10, DTYPES["float64"]).part(start, length)
+    assert (part.address, part.count) == expected
+
+
 def test_a_read_only_input_is_taken() -> None:
     assert host_operand("x", read_only(np.zeros(3, np.int32)), writeable=False).count == 3
 

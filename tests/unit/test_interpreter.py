@@ -14,7 +14,7 @@ WEAK, SYS = Order.WEAK, Order.RELAXED_SYS
 # Primitive, its arguments, what the machine is asked, and the result if loads give 1, 2, 3, ...
 CALLS = [
     ("ld_b32", (8,), ("load", 8, 1, WEAK), 1),
-    ("ld_v2_b32", (8,), ("load", 8, 2, WEAK), (1, 2)),
+    ("ld_no_allocate_v2_b32", (8,), ("load", 8, 2, WEAK), (1, 2)),
     ("st_b32", (8, 5), ("store", 8, (5,), WEAK), None),
     ("st_v2_b32", (8, 5, 6), ("store", 8, (5, 6), WEAK), None),
     ("ld_relaxed_sys_b32", (8,), ("load", 8, 1, SYS), 1),

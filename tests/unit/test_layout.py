@@ -22,6 +22,8 @@ from shmemar.layout import (
     LLLayout,
     failure_offset,
     grid_for,
+    packet_count,
+    vector_packets,
 )
 from shmemar.spec import MAX_RANKS
 
@@ -127,6 +129,21 @@ def test_a_grid_covers_the_message_as_far_as_slots_and_cap_allow(
     is_full = slots_used + per_block > layout.nslots or grid.blocks == max_blocks
     assert is_full or slots_used * PAYLOAD_NBYTES >= nbytes
     assert (slots_used - per_block) * PAYLOAD_NBYTES < nbytes, "a block would have nothing to do"
+
+
+@given(st.integers(0, 1 << 40))
+def test_packets_carry_every_byte_and_none_is_empty(nbytes: int) -> None:
+    assert 0 <= packet_count(nbytes) * PAYLOAD_NBYTES - nbytes < PAYLOAD_NBYTES
+
+
+@pytest.mark.parametrize(
+    ("address", "nbytes", "expected"),
+    [(0x100, 32, 4), (0x100, 36, 4), (0x100, 4, 0), (0x104, 32, 0), (0x108, 8, 1)],
+)
+def test_whole_packets_of_aligned_arrays_move_at_once(
+    address: int, nbytes: int, expected: int
+) -> None:
+    assert vector_packets(address, nbytes) == expected
 
 
 @given(st.integers(1, 1 << 24), layouts, st.none() | st.integers(1, 50))

@@ -58,7 +58,7 @@ def test_what_was_stored_is_loaded(nwords: int) -> None:
         memory.st_b32(destination, memory.ld_b32(source))
 
     def copy_2(source: int, destination: int) -> None:
-        first, second = memory.ld_v2_b32(source)
+        first, second = memory.ld_no_allocate_v2_b32(source)
         memory.st_v2_b32(destination, first, second)
 
     def copy_4(source: int, destination: int) -> None:

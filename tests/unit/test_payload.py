@@ -9,6 +9,7 @@ import pytest
 from shmemar.device.interpreter import Order, running
 from shmemar.device.payload import payload_access
 from shmemar.errors import ArgumentError
+from shmemar.layout import vector_packets
 from tests.unit.machines import RefusingMachine
 
 BASE = 0x1000
@@ -57,9 +58,10 @@ def test_packets_carry_the_array_and_zeros_behind_it(
 ) -> None:
     words = numbered(component_nbytes, ncomponents)
     load = payload_access(component_nbytes).load
+    nvectors = vector_packets(address, ncomponents * component_nbytes)
     npackets = -(-len(words) // 2)
     with running(_ArrayMachine(address, words)):
-        packets = [load(address, packet, ncomponents) for packet in range(npackets)]
+        packets = [load(address, packet, nvectors, ncomponents) for packet in range(npackets)]
     padded = words + [0] * (len(words) % 2)
     assert packets == list(zip(padded[::2], padded[1::2], strict=True))
 
@@ -72,9 +74,10 @@ def test_storing_packets_fills_the_array(
     words = numbered(component_nbytes, ncomponents)
     store = payload_access(component_nbytes).store
     machine = _ArrayMachine(address, [0] * len(words))
+    nvectors = vector_packets(address, ncomponents * component_nbytes)
     with running(machine):
         for packet in range(-(-len(words) // 2)):
-            store(address, packet, ncomponents, 2 * packet + 1, 2 * packet + 2)
+            store(address, packet, nvectors, ncomponents, 2 * packet + 1, 2 * packet + 2)
     assert machine.words == words
 
 
@@ -93,9 +96,10 @@ def test_8_bytes_are_taken_at_once_only_where_they_are_aligned_and_whole(
 ) -> None:
     access = payload_access(component_nbytes)
     machine = _ArrayMachine(address, numbered(component_nbytes, ncomponents))
+    nvectors = vector_packets(address, ncomponents * component_nbytes)
     with running(machine):
-        access.load(address, packet, ncomponents)
-        access.store(address, packet, ncomponents, 1, 2)
+        access.load(address, packet, nvectors, ncomponents)
+        access.store(address, packet, nvectors, ncomponents, 1, 2)
     assert machine.widths == widths * 2
 
 
@@ -103,7 +107,7 @@ def test_words_lie_in_memory_order() -> None:
     number = 0x1122334455667788
     low, high = struct.unpack("<II", struct.pack("<Q", number))
     with running(_ArrayMachine(BASE, [low, high])):
-        assert payload_access(8).load(BASE, 0, 1) == (0x55667788, 0x11223344)
+        assert payload_access(8).load(BASE, 0, 1, 1) == (0x55667788, 0x11223344)
 
 
 @pytest.mark.parametrize("component_nbytes", [4, 8])
@@ -111,14 +115,14 @@ def test_the_machine_here_faults_behind_the_array(component_nbytes: int) -> None
     access = payload_access(component_nbytes)
     with running(_ArrayMachine(BASE, [1, 2])):
         with pytest.raises(IndexError):
-            access.load(BASE, 1, 4)
+            access.load(BASE, 1, 2, 4)
         with pytest.raises(IndexError):
-            access.store(BASE, 1, 4, 3, 4)
+            access.store(BASE, 1, 2, 4, 3, 4)
 
 
 def test_the_machine_here_faults_on_misaligned_pairs() -> None:
     with running(_ArrayMachine(BASE + 4, [1, 2])), pytest.raises(ValueError, match="misaligned"):
-        payload_access(8).load(BASE + 4, 0, 1)
+        payload_access(8).load(BASE + 4, 0, 1, 1)
 
 
 @pytest.mark.parametrize("component_nbytes", [0, 2, 16])

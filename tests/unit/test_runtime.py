@@ -183,19 +183,24 @@ def test_nvshmem_ends_after_the_gpu_is_done_and_only_when_all_can_take_part(
 
 def test_an_output_of_an_unknown_library_must_be_given() -> None:
     with pytest.raises(ArgumentError, match=r"x is types\.SimpleNamespace; expected out="):
-        object.__new__(NvshmemRuntime).empty_like(SimpleNamespace())
+        object.__new__(NvshmemRuntime).empty_like(SimpleNamespace(), 0)
 
 
 class FakeDriver:
-    """Records event calls."""
+    """Records event calls. `captures` numbers the captures of streams, -1 for an invalid one."""
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    CUstreamCaptureStatus = SimpleNamespace(
+        CU_STREAM_CAPTURE_STATUS_NONE=0, CU_STREAM_CAPTURE_STATUS_ACTIVE=1
+    )
     CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.ids: dict[int, int] = {}
+        self.captures: dict[int, int] = {}
         self.context = 0
+        self.nevents = 0
 
     def cuCtxGetCurrent(self) -> tuple[int, int]:  # noqa: N802
         return 0, self.context
@@ -209,7 +214,15 @@ class FakeDriver:
         return 0, self.context
 
     def cuEventCreate(self, flags: int) -> tuple[int, str]:  # noqa: N802
-        return 0, f"event {flags}"
+        self.nevents += 1
+        return 0, f"event {self.nevents}"
+
+    def cuStreamIsCapturing(self, stream: int) -> tuple[int, int]:  # noqa: N802
+        return 0, int(stream in self.captures)
+
+    def cuStreamGetCaptureInfo(self, stream: int) -> tuple[Any, ...]:  # noqa: N802
+        number = self.captures[stream]
+        return 0, 2 if number < 0 else 1, number, None, [], [], 0
 
     def cuStreamWaitEvent(self, stream: int, event: str, flags: int) -> tuple[int]:  # noqa: N802
         self.calls.append(("wait", stream, event, flags))
@@ -223,49 +236,65 @@ class FakeDriver:
         return (0,)
 
 
-def test_a_launch_on_another_stream_waits_for_the_one_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     import cuda.bindings
 
-    fake = FakeDriver()
-    monkeypatch.setattr(cuda.bindings, "driver", fake)
-    order = launch.StreamOrder()
-    for stream in (5, 5, 6):
-        order.before_launch(stream)
-        order.after_launch(stream)
+    driver = FakeDriver()
+    monkeypatch.setattr(cuda.bindings, "driver", driver)
+    return driver
+
+
+def launches(order: launch.StreamOrder, *streams: int) -> None:
+    for stream in streams:
+        capture = launch.capture_of(stream)
+        order.before_launch(stream, capture)
+        order.after_launch(stream, capture)
+
+
+def test_a_launch_on_another_stream_waits_for_the_one_before_it(fake: FakeDriver) -> None:
+    launches(launch.StreamOrder(), 5, 5, 6)
     assert fake.calls == [
-        ("record", 5, "event 2"),
-        ("record", 5, "event 2"),
-        ("wait", 6, "event 2", 0),
-        ("record", 6, "event 2"),
+        ("record", 5, "event 1"),
+        ("record", 5, "event 1"),
+        ("wait", 6, "event 1", 0),
+        ("record", 6, "event 1"),
     ]
 
 
-def test_a_stream_that_got_the_handle_of_a_destroyed_one_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import cuda.bindings
-
-    fake = FakeDriver()
-    monkeypatch.setattr(cuda.bindings, "driver", fake)
+def test_a_stream_that_got_the_handle_of_a_destroyed_one_waits(fake: FakeDriver) -> None:
     order = launch.StreamOrder()
     for number in (100, 101):
         fake.ids[5] = number
-        order.before_launch(5)
-        order.after_launch(5)
+        launches(order, 5)
     assert [call[0] for call in fake.calls] == ["record", "wait", "record"]
+
+
+def test_streams_of_one_capture_are_ordered_apart_from_what_is_eager(fake: FakeDriver) -> None:
+    fake.captures = {7: 1, 8: 1, 9: 2}
+    launches(launch.StreamOrder(), 5, 7, 8, 8, 5, 9)
+    assert fake.calls == [
+        ("record", 5, "event 1"),
+        ("record", 7, "event 2"),
+        ("wait", 8, "event 2", 0),
+        ("record", 8, "event 2"),
+        ("record", 8, "event 2"),
+        ("record", 5, "event 1"),
+        ("record", 9, "event 2"),
+    ]
+
+
+def test_an_invalidated_capture_is_refused(fake: FakeDriver) -> None:
+    fake.captures = {7: -1}
+    with pytest.raises(ArgumentError, match=r"the capture of stream 0x7.*was invalidated"):
+        launch.capture_of(7)
 
 
 @pytest.mark.parametrize(("current", "calls"), [(7, []), (0, [("push", 7), ("pop",)])])
 def test_the_runtimes_context_is_current_for_its_calls(
-    monkeypatch: pytest.MonkeyPatch, current: int, calls: list[tuple[Any, ...]]
+    fake: FakeDriver, current: int, calls: list[tuple[Any, ...]]
 ) -> None:
-    import cuda.bindings
-
-    fake = FakeDriver()
     fake.context = current
-    monkeypatch.setattr(cuda.bindings, "driver", fake)
     with pytest.raises(KeyError), launch.current_context(7):
         raise KeyError
     assert fake.calls == calls

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shmemar.layout import packet_count, vector_packets
+
 __all__ = ["KernelArguments", "numba_type"]
 
 
@@ -16,7 +18,10 @@ class KernelArguments(NamedTuple):
         peers: Address of the region on each rank, in rank order.
         source: Address of the input.
         destination: Address of the output.
-        ncomponents: Components of the input: elements, twice that for complex ones.
+        npackets: Packets of the message, less than 2**32 - the threads of the launch.
+        source_vectors: Packets whose payload one access loads (`layout.vector_packets`).
+        destination_vectors: Packets whose payload one access stores.
+        ncomponents: Components of the message: elements, twice that for complex ones.
         epochs: Address of the rank's epoch words.
         broken: Address of the rank's broken word.
         record: Address of the rank's failure record.
@@ -26,39 +31,44 @@ class KernelArguments(NamedTuple):
     peers: tuple[int, ...]
     source: int
     destination: int
+    npackets: int
+    source_vectors: int
+    destination_vectors: int
     ncomponents: int
     epochs: int
     broken: int
     record: int
     timeout_ns: int
 
+    @classmethod
+    def of_message(
+        cls, source: int, destination: int, ncomponents: int, component_nbytes: int, **others: Any
+    ) -> KernelArguments:
+        """Fill in what follows from where a message of `ncomponents` lies."""
+        nbytes = ncomponents * component_nbytes
+        return cls(
+            source=source,
+            destination=destination,
+            npackets=packet_count(nbytes),
+            source_vectors=vector_packets(source, nbytes),
+            destination_vectors=vector_packets(destination, nbytes),
+            ncomponents=ncomponents,
+            **others,
+        )
+
     def typed(self) -> KernelArguments:
-        """The same with numpy's scalars, of the types that `numba_type` says."""
-        scalars = [_SCALARS[name](value) for name, value in zip(self._fields, self, strict=True)]
-        return KernelArguments(*scalars)
+        """The same with numpy's scalars, of the type that `numba_type` says."""
+        word: Any = np.uint64
+        return KernelArguments(tuple(map(word, self.peers)), *map(word, self[1:]))
 
     def flat(self) -> list[int]:
         """The parameters one after the other, as a GPU's launch takes them."""
         return [*self.peers, *self[1:]]
 
 
-def _addresses(values: tuple[int, ...]) -> tuple[np.uint64, ...]:
-    return tuple(map(np.uint64, values))
-
-
-_SCALARS: dict[str, Any] = {
-    **dict.fromkeys(KernelArguments._fields, np.uint64),
-    "peers": _addresses,
-    "ncomponents": np.int64,
-}
-
-
 def numba_type(nranks: int) -> Any:
     """The type of `KernelArguments` for a number of ranks, to numba's compilers."""
     from numba import types
 
-    fields = [
-        types.int64 if _SCALARS[name] is np.int64 else types.uint64
-        for name in KernelArguments._fields[1:]
-    ]
-    return types.NamedTuple((types.UniTuple(types.uint64, nranks), *fields), KernelArguments)
+    scalars = [types.uint64] * (len(KernelArguments._fields) - 1)
+    return types.NamedTuple((types.UniTuple(types.uint64, nranks), *scalars), KernelArguments)

@@ -41,7 +41,7 @@ from shmemar.device.payload import payload_access
 from shmemar.device.registry import device
 from shmemar.device.watchdog import Watchdog, was_broken
 from shmemar.device.words import u32, u64, word_array
-from shmemar.layout import PAYLOAD_NBYTES, WORD_NBYTES, WORDS_PER_PACKET
+from shmemar.layout import WORD_NBYTES, WORDS_PER_PACKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,6 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
     # Templated arguments.
     NRANKS = spec.nranks
     PACKETS = spec.packets_per_thread
-    GROUP_COMPONENTS = PACKETS * PAYLOAD_NBYTES // spec.dtype.component_nbytes
     STEP = PACKETS * WORDS_PER_PACKET
     NWORDS = NRANKS * STEP
     PAYLOAD_WORDS = 2 * PACKETS
@@ -68,16 +67,20 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
     unpack, combine, pack = arithmetic(spec.dtype, spec.op)
 
     @device
-    def load_group(payload: list[int], array: int, group: int, ncomponents: int) -> None:
+    def load_group(payload: list[int], arguments: KernelArguments, first: int) -> None:
         for p in range(PACKETS):
-            payload[2 * p], payload[2 * p + 1] = load(array, group * PACKETS + p, ncomponents)
+            payload[2 * p], payload[2 * p + 1] = load(
+                arguments.source, u32(first + p), arguments.source_vectors, arguments.ncomponents
+            )
 
     def one_shot_ll(
         arguments: KernelArguments, rank: int, thread: int, nthreads: int, block_threads: int
     ) -> None:
-        peers, source, ncomponents = arguments.peers, arguments.source, arguments.ncomponents
-        group = thread
-        if group * GROUP_COMPONENTS >= ncomponents:
+        # Packets are counted in 32 bits: half the instructions before the first load.
+        npackets = u32(arguments.npackets)
+        first_slot = u32(thread * PACKETS)
+        first = first_slot
+        if first >= npackets:
             return
         watchdog = Watchdog(
             arguments.broken,
@@ -88,14 +91,13 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
             thread,
             block_threads,
         )
-        first_slot = thread * PACKETS
         packets = word_array(NWORDS)
         own = STEP * rank
         payload = word_array(PAYLOAD_WORDS)
         epoch = word_array(PACKETS)
 
         # The input's load is issued before the epoch's: the other order serialises two round trips.
-        load_group(payload, source, group, ncomponents)
+        load_group(payload, arguments, first)
         stops = was_broken(watchdog)
         for p in range(PACKETS):
             epoch[p] = ld_b32(arguments.epochs + u64(first_slot + p) * u64(WORD_NBYTES))
@@ -108,19 +110,19 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
 
         while True:
             for p in range(PACKETS):
-                ll = LLBuffer(peers, rank, PITCH_NBYTES, HALF_NBYTES, epoch[p], watchdog)
+                ll = LLBuffer(arguments.peers, rank, PITCH_NBYTES, HALF_NBYTES, epoch[p], watchdog)
                 ll = ll.advance_epoch()
                 epoch[p] = ll.epoch
                 packets[own + 4 * p] = payload[2 * p]
                 packets[own + 4 * p + 2] = payload[2 * p + 1]
-                ll.bcast(first_slot + p, payload[2 * p], payload[2 * p + 1])
-            following = group + nthreads
-            is_last = following * GROUP_COMPONENTS >= ncomponents
+                ll.bcast(u32(first_slot + p), payload[2 * p], payload[2 * p + 1])
+            following = u32(first + nthreads * PACKETS)
+            is_last = following >= npackets
             if not is_last:
-                load_group(payload, source, following, ncomponents)
+                load_group(payload, arguments, following)
             for p in range(PACKETS):
-                ll = LLBuffer(peers, rank, PITCH_NBYTES, HALF_NBYTES, epoch[p], watchdog)
-                if not ll.recv_unrolled(first_slot + p, packets, 4 * p, STEP):
+                ll = LLBuffer(arguments.peers, rank, PITCH_NBYTES, HALF_NBYTES, epoch[p], watchdog)
+                if not ll.recv_unrolled(u32(first_slot + p), packets, 4 * p, STEP):
                     return
             total = unpack(packets, 0)
             for r in range(1, NRANKS):
@@ -129,14 +131,15 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
             for p in range(PACKETS):
                 store(
                     arguments.destination,
-                    group * PACKETS + p,
-                    ncomponents,
+                    u32(first + p),
+                    arguments.destination_vectors,
+                    arguments.ncomponents,
                     result[2 * p],
                     result[2 * p + 1],
                 )
             if is_last:
                 break
-            group = following
+            first = following
 
         for p in range(PACKETS):
             st_b32(arguments.epochs + u64(first_slot + p) * u64(WORD_NBYTES), epoch[p])

@@ -1,0 +1,89 @@
+"""Runs kernels for a memory checker: all ranks in one process, a stream each, without NVSHMEM.
+
+Instrumenting NVSHMEM's own modules takes longer than anybody waits. Here every region, epoch array
+and user array is an allocation of its own besides, so that a byte too far is an error, which inside
+the symmetric heap it would not be.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmemar.device.kernels import KernelArguments
+from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host.exact import count_wrong, exact_input, exact_result
+from shmemar.host.launch import load_kernel
+from shmemar.layout import FAILURE_DTYPE, LLLayout, grid_for
+from shmemar.spec import Kernel, KernelSpec, Protocol
+
+if TYPE_CHECKING:
+    from shmemar.dtypes import DType
+
+COUNTS = 1, 2, 257, 1500
+CASES = ("float32", ReduceOp.SUM), ("complex128", ReduceOp.PROD)
+
+
+def count_wrong_of(dtype: DType, op: ReduceOp, nranks: int, *, beyond: int) -> int:
+    """Run a call of each count on all ranks; `beyond` is added to a count, to plant an error."""
+    import cupy
+    from cuda.core import Device
+
+    spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, dtype, op, nranks)
+    layout = LLLayout.fit(nranks, 2 * nranks * 256 * 16)
+    device = Device()
+    kernels = [load_kernel(spec, layout, rank=rank, device=device) for rank in range(nranks)]
+    regions, epochs, broken, records = (
+        [cupy.zeros(nbytes, np.uint8) for _ in range(nranks)]
+        for nbytes in (layout.nbytes, layout.epochs_nbytes, 4, FAILURE_DTYPE.itemsize)
+    )
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(nranks)]
+    wrong = 0
+    for call, count in enumerate(COUNTS):
+        arrays: list[Any] = []
+        for rank in range(nranks):
+            # The first element is left out in every other call, so that both alignments occur.
+            whole = cupy.zeros(count + call % 2, dtype.name)
+            x = whole[call % 2 :]
+            x.set(exact_input(dtype, op, count, rank=rank, call=call))
+            arrays.append((x, cupy.zeros(count, dtype.name)))
+        device.sync()
+        grid = grid_for(count * dtype.itemsize, layout, packets_per_thread=spec.packets_per_thread)
+        for rank, (x, out) in enumerate(arrays):
+            arguments = KernelArguments.of_message(
+                x.data.ptr,
+                out.data.ptr,
+                (count + beyond) * dtype.components,
+                dtype.component_nbytes,
+                peers=tuple(region.data.ptr for region in regions),
+                epochs=epochs[rank].data.ptr,
+                broken=broken[rank].data.ptr,
+                record=records[rank].data.ptr,
+                timeout_ns=20_000_000_000,
+            )
+            kernels[rank].launch(grid, arguments.flat(), streams[rank].ptr)
+        device.sync()
+        expected = exact_result(dtype, op, count, nranks=nranks, call=call)
+        wrong += sum(count_wrong(out.get(), expected) for _, out in arrays)
+    return wrong
+
+
+def main() -> None:
+    import cupy
+    from cuda.core import Device
+
+    Device().set_current()
+    cupy.cuda.set_allocator(None)
+    beyond = 1 if "--plant" in sys.argv else 0
+    for nranks in (1, 2, 4):
+        for name, op in CASES:
+            wrong = count_wrong_of(DTYPES[name], op, nranks, beyond=beyond)
+            print(f"{name} {op.value}, {nranks} ranks: {wrong} wrong", flush=True)
+            assert wrong == 0
+    print("all results right", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -270,9 +270,10 @@ class StreamOrder:
 
     def before_launch(self, stream: int, capture: int | None) -> None:
         """Make `stream`, in `capture`, wait for the last launch, if that was on another one."""
-        # Not the handle: a new stream may get that of a destroyed one whose work still runs.
-        own = int(_checked(self._driver.cuStreamGetId(stream)))
         is_captured = capture is not None
+        # Not the handle: a new stream may get that of a destroyed one whose work still runs. A
+        # stream that is being captured can't be asked, and can't be destroyed meanwhile.
+        own = stream if is_captured else int(_checked(self._driver.cuStreamGetId(stream)))
         last = self._last.get(is_captured)
         if last is not None and last[0] == capture and last[1] != own:
             _checked(self._driver.cuStreamWaitEvent(stream, self._events[is_captured], 0))

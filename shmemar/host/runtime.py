@@ -309,9 +309,18 @@ class NvshmemRuntime:
     def launch(self, kernel: Any, grid: Grid, arguments: KernelArguments, stream: int) -> None:
         """Enqueue a kernel, behind the one before it."""
         capture = capture_of(stream)
-        self._order.before_launch(stream, capture)
-        kernel.launch(grid, arguments.flat(), stream)
-        self._order.after_launch(stream, capture)
+        try:
+            self._order.before_launch(stream, capture)
+            kernel.launch(grid, arguments.flat(), stream)
+            self._order.after_launch(stream, capture)
+        except DeviceError as error:
+            if capture is None:
+                raise
+            # Nothing runs yet, so the communicator is as it was.
+            raise ArgumentError(
+                f"stream {stream:#x} is being captured and could not take the call: {error} "
+                "Capture again."
+            ) from error
 
     def stream(self, stream: Any, x: Any) -> int:
         """Return the handle of a caller's stream, or of the current one of `x`'s library."""

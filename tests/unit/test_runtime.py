@@ -229,7 +229,7 @@ class FakeDriver:
         return (0,)
 
     def cuStreamGetId(self, stream: int) -> tuple[int, int]:  # noqa: N802
-        return 0, self.ids.get(stream, stream)
+        return 900 * (stream in self.captures), self.ids.get(stream, stream)
 
     def cuEventRecord(self, event: str, stream: int) -> tuple[int]:  # noqa: N802
         self.calls.append(("record", stream, event))

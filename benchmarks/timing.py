@@ -375,7 +375,8 @@ def _device(comm: shmemar.Communicator, case: Case) -> _Samples:
 
     spec, layout = comm._spec(case.dtype, case.op), comm._scratch.layout
     runtime: Any = comm._runtime
-    kernel = load_kernel(spec, layout, rank=comm.rank, device=runtime._device, looped=True)
+    with runtime.active():
+        kernel = load_kernel(spec, layout, rank=comm.rank, device=runtime._device, looped=True)
     resident = comm.host_allgather(kernel.resident_blocks // runtime._job.ranks_per_gpu)
     kernel.max_blocks = max(min(resident), 1)
 

@@ -28,6 +28,7 @@ __all__ = [
     "current_context_handle",
     "is_capturing",
     "load_kernel",
+    "set_current_context",
 ]
 
 
@@ -201,24 +202,32 @@ def load_kernel(
 
 @contextmanager
 def current_context(context: int) -> Iterator[None]:
-    """Make a context current in this thread, and afterwards the one that was before."""
-    from cuda.bindings import driver
+    """Make a context current in this thread, and afterwards the one that was before.
 
-    if int(_checked(driver.cuCtxGetCurrent())) == context:
-        yield
-        return
-    _checked(driver.cuCtxPushCurrent(context))
+    Also when the body has left another one: on two GPUs (2026-11-29) none was current after a
+    kernel had been compiled and loaded, so that the caller's next array was made on GPU 0.
+    """
+    before = current_context_handle()
+    set_current_context(context)
     try:
         yield
     finally:
-        _checked(driver.cuCtxPopCurrent())
+        set_current_context(before)
 
 
 def current_context_handle() -> int:
-    """The context that is current in this thread."""
+    """The context that is current in this thread; 0 for none."""
     from cuda.bindings import driver
 
     return int(_checked(driver.cuCtxGetCurrent()))
+
+
+def set_current_context(context: int) -> None:
+    """Make a context current in this thread, unless it is; 0 for none."""
+    from cuda.bindings import driver
+
+    if current_context_handle() != context:
+        _checked(driver.cuCtxSetCurrent(context))
 
 
 def is_capturing(stream: int) -> bool:

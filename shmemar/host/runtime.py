@@ -27,6 +27,7 @@ from shmemar.host.launch import (
     current_context_handle,
     is_capturing,
     load_kernel,
+    set_current_context,
 )
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
@@ -242,6 +243,8 @@ class NvshmemRuntime:
         self._peers = bootstrap.together(lambda: self._reach_peers(hosts, pes), "reach the peers")
         self._setup_stream = self._device.create_stream()
         self._order = StreamOrder()
+        # The caller's next array is to be made on this rank's GPU.
+        set_current_context(self._context)
 
     def allocate_symmetric(self, nbytes: int) -> Memory:
         """Carve from the arena. Collective of the communicator's ranks alone."""

@@ -205,13 +205,10 @@ class FakeDriver:
     def cuCtxGetCurrent(self) -> tuple[int, int]:  # noqa: N802
         return 0, self.context
 
-    def cuCtxPushCurrent(self, context: int) -> tuple[int]:  # noqa: N802
-        self.calls.append(("push", context))
+    def cuCtxSetCurrent(self, context: int) -> tuple[int]:  # noqa: N802
+        assert context != self.context
+        self.context = context
         return (0,)
-
-    def cuCtxPopCurrent(self) -> tuple[int, int]:  # noqa: N802
-        self.calls.append(("pop",))
-        return 0, self.context
 
     def cuEventCreate(self, flags: int) -> tuple[int, str]:  # noqa: N802
         self.nevents += 1
@@ -290,14 +287,21 @@ def test_an_invalidated_capture_is_refused(fake: FakeDriver) -> None:
         launch.capture_of(7)
 
 
-@pytest.mark.parametrize(("current", "calls"), [(7, []), (0, [("push", 7), ("pop",)])])
-def test_the_runtimes_context_is_current_for_its_calls(
-    fake: FakeDriver, current: int, calls: list[tuple[Any, ...]]
+@pytest.mark.parametrize("before", [7, 3, 0])
+@pytest.mark.parametrize("left", [7, 5, 0])
+def test_the_runtimes_context_is_current_for_its_calls_and_the_callers_afterwards(
+    fake: FakeDriver, before: int, left: int
 ) -> None:
-    fake.context = current
-    with pytest.raises(KeyError), launch.current_context(7):
-        raise KeyError
-    assert fake.calls == calls
+    def call() -> None:
+        with launch.current_context(7):
+            assert fake.context == 7
+            fake.context = left
+            raise KeyError
+
+    fake.context = before
+    with pytest.raises(KeyError):
+        call()
+    assert fake.context == before
 
 
 def test_ptx_without_an_entry_is_an_error() -> None:

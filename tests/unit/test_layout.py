@@ -75,8 +75,8 @@ def test_a_slot_is_written_again_two_epochs_later(data: st.DataObject, layout: L
 
 
 @given(nranks, st.integers(0, 2 * DEFAULT_SCRATCH_NBYTES))
-def test_fit_takes_all_whole_blocks_that_fit(nranks: int, scratch_nbytes: int) -> None:
-    assume(scratch_nbytes >= LLLayout(nranks, UNIT_SLOTS).nbytes)
+def test_fit_takes_all_whole_blocks_that_fit(nranks: int, extra_nbytes: int) -> None:
+    scratch_nbytes = LLLayout(nranks, UNIT_SLOTS).nbytes + extra_nbytes
     layout = LLLayout.fit(nranks, scratch_nbytes)
     assert layout.nranks == nranks
     assert layout.nslots % UNIT_SLOTS == 0

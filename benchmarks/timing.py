@@ -158,7 +158,7 @@ def measure(comm: shmemar.Communicator, mode: str, case: Case) -> Result:
     registers = [entry[1].registers for entry in everyone if entry[1].registers is not None]
     spec = comm._spec(case.dtype, case.op)
     source = comm._runtime.operand("x", _inputs(comm, case, 0)[0], 0, writeable=False)
-    kernel = comm._runtime.compile(spec, comm._scratch.layout, 0)
+    kernel = comm._runtime.compile(spec, comm._scratch_for(spec).layout, 0)
     return Result(
         mode=mode,
         nbytes=case.nbytes,
@@ -166,7 +166,7 @@ def measure(comm: shmemar.Communicator, mode: str, case: Case) -> Result:
         dtype=case.dtype.name,
         op=case.op.value,
         kernel=comm.kernel_for(case.dtype, case.op),
-        blocks=comm._grid(source, spec, kernel).blocks,
+        blocks=comm._grid(spec, source, kernel).blocks,
         registers=max(registers, default=None),
         in_place=case.in_place,
         chained=case.chained,
@@ -364,7 +364,7 @@ def _graph(comm: shmemar.Communicator, case: Case) -> _Samples:
             empty_us.append(apart)
         wrong += buffers.count_wrong(sample, case.repeats, runs=2)
     spec = comm._spec(case.dtype, case.op)
-    kernel: Any = comm._runtime.compile(spec, comm._scratch.layout, 0)
+    kernel: Any = comm._runtime.compile(spec, comm._scratch_for(spec).layout, 0)
     return _Samples(samples_us, float(np.median(empty_us)), wrong, kernel.registers)
 
 
@@ -373,17 +373,20 @@ def _device(comm: shmemar.Communicator, case: Case) -> _Samples:
 
     from shmemar.host.launch import load_kernel
 
-    spec, layout = comm._spec(case.dtype, case.op), comm._scratch.layout
+    spec = comm._spec(case.dtype, case.op)
+    scratch = comm._scratch_for(spec)
     runtime: Any = comm._runtime
     with runtime.active():
-        kernel = load_kernel(spec, layout, rank=comm.rank, device=runtime._device, looped=True)
+        kernel = load_kernel(
+            spec, scratch.layout, rank=comm.rank, device=runtime._device, looped=True
+        )
     resident = comm.host_allgather(kernel.resident_blocks // runtime._job.ranks_per_gpu)
     kernel.max_blocks = max(min(resident), 1)
 
     buffers = _Buffers(comm, case)
     source = runtime.operand("x", buffers.source(0), 0, writeable=False)
     destination = runtime.operand("out", buffers.destination(0), 0, writeable=True)
-    grid = comm._grid(source, spec, kernel)
+    grid = comm._grid(spec, source, kernel)
     times = cupy.zeros(grid.blocks, np.uint64)
     warmups = case.repeats // 5
     loop = (
@@ -396,7 +399,7 @@ def _device(comm: shmemar.Communicator, case: Case) -> _Samples:
         buffers.fill(sample)
         cupy.cuda.Device().synchronize()
         comm.host_barrier()
-        kernel.launch(grid, [*comm._arguments(source, destination).flat(), *loop], 0)
+        kernel.launch(grid, [*comm._arguments(spec, scratch, source, destination).flat(), *loop], 0)
         cupy.cuda.Device().synchronize()
         comm.check()
         if sample >= 2:

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shmemar.errors import ConfigurationError
-from shmemar.layout import DEFAULT_SCRATCH_NBYTES
+from shmemar.layout import DEFAULT_SCRATCH_NBYTES, DEFAULT_TWO_SHOT_SCRATCH_NBYTES
 from shmemar.spec import Backend, Kernel, Protocol
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Config:
         multicast: ``SHMEMAR_MULTICAST``: allow kernels that use NVLink multicast.
         max_blocks: ``SHMEMAR_MAX_BLOCKS``: cap on the blocks of a launch.
         scratch_nbytes: ``SHMEMAR_SCRATCH_NBYTES``: symmetric scratch per rank in bytes.
+        two_shot_scratch_nbytes: ``SHMEMAR_TWO_SHOT_SCRATCH_NBYTES``: the same of two-shot kernels,
+            allocated when the first one runs.
         heap_nbytes: ``SHMEMAR_HEAP_NBYTES``: symmetric memory of a process in bytes, for all of its
             communicators; taken from NVSHMEM when the first one is made.
     """
@@ -64,6 +66,7 @@ class Config:
     multicast: bool = False
     max_blocks: int | None = None
     scratch_nbytes: int = DEFAULT_SCRATCH_NBYTES
+    two_shot_scratch_nbytes: int = DEFAULT_TWO_SHOT_SCRATCH_NBYTES
     heap_nbytes: int = DEFAULT_HEAP_NBYTES
 
     @classmethod
@@ -116,6 +119,7 @@ def _parsers() -> dict[str, Callable[[str, str], Any]]:
         "SHMEMAR_MULTICAST": _switch,
         "SHMEMAR_MAX_BLOCKS": _positive,
         "SHMEMAR_SCRATCH_NBYTES": _positive,
+        "SHMEMAR_TWO_SHOT_SCRATCH_NBYTES": _positive,
         "SHMEMAR_HEAP_NBYTES": _positive,
     }
 

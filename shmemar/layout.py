@@ -3,11 +3,13 @@
 Everything here is pure and the same on every rank, because the thread that writes a slot on one
 rank and the thread that reads it on another compute its address apart from each other.
 
-One-shot LL region of one rank (half-open byte ranges, P = ``pitch_nbytes``, H = ``half_nbytes``)::
+Region of one rank (half-open byte ranges, P = ``pitch_nbytes``, B = ``buffer_nbytes``)::
 
-    half 0   [0, P) from rank 0   [P, 2P) from rank 1   ...   [(N-1)P, NP) from rank N-1
-    half 1   [H, H+P) from rank 0 ...                         H = N * P
+    buffer 0   [0, P) from rank 0   [P, 2P) from rank 1   ...   [(N-1)P, NP) from rank N-1
+    buffer 1   [B, B+P) from rank 0 ...                         B = N * P
     a source's pitch holds one 16-byte packet a slot: [0, 16) slot 0, [16, 32) slot 1, ...
+
+A slot's epoch e lies in buffer e mod 2 with LL packets, and e mod 3 with sentinel ones.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from shmemar.errors import ConfigurationError
 __all__ = [
     "BLOCK_THREADS",
     "DEFAULT_SCRATCH_NBYTES",
+    "DEFAULT_TWO_SHOT_SCRATCH_NBYTES",
     "FAILURE_DTYPE",
-    "HALVES",
+    "LL_BUFFERS",
     "MAX_LAUNCH_PACKETS",
     "MAX_PACKETS_PER_THREAD",
     "PACKET_NBYTES",
-    "PAYLOAD_NBYTES",
+    "SENTINEL_BUFFERS",
     "WORDS_PER_PACKET",
     "WORD_NBYTES",
     "Grid",
@@ -42,10 +45,7 @@ WORD_NBYTES = 4
 """A word is 32 bits: the unit of flags, epochs and payload halves."""
 
 PACKET_NBYTES = 16
-"""An LL packet: {data, flag, data, flag}, a word each, written by one 16-byte store."""
-
-PAYLOAD_NBYTES = 8
-"""Data bytes in a packet."""
+"""A packet is four words, written by one 16-byte store."""
 
 WORDS_PER_PACKET = PACKET_NBYTES // WORD_NBYTES
 
@@ -53,16 +53,22 @@ MAX_PACKETS_PER_THREAD = 2
 """Most slots that a thread of any kernel owns."""
 
 MAX_LAUNCH_PACKETS = 1 << 31
-"""Most packets of one launch, so that kernels count them in 32 bits; 16 GiB of payload."""
+"""Most packets of one launch, so that kernels count them in 32 bits; 16 GiB or more."""
 
-HALVES = 2
-"""Double buffering: a slot's epoch e lies in half e & 1."""
+LL_BUFFERS = 2
+"""Double buffering, the least that lets an epoch arrive while the one before it is read."""
+
+SENTINEL_BUFFERS = 3
+"""One more, which is emptied meanwhile."""
 
 BLOCK_THREADS = 128
 """Threads a block. In trials on an H200 (2026-11-29) 128 was the best from 8 KiB on."""
 
 DEFAULT_SCRATCH_NBYTES = 4 << 20
 """Symmetric scratch of the one-shot kernels, per rank."""
+
+DEFAULT_TWO_SHOT_SCRATCH_NBYTES = 64 << 20
+"""Symmetric scratch of the two-shot kernels, per rank."""
 
 FAILURE_DTYPE = np.dtype(
     [
@@ -93,33 +99,36 @@ def failure_offset(name: str) -> int:
 
 @dataclass(frozen=True)
 class LLLayout:
-    """Where the packets of an LL exchange lie in a rank's region.
+    """Where the packets of an exchange lie in a rank's region.
 
     Attributes:
         nranks: Ranks of the communicator.
-        nslots: Slots a source has in one half. It bounds the grid, and is fixed for the lifetime
+        nslots: Slots a source has in one buffer. It bounds the grid, and is fixed for the lifetime
             of the region: a slot's address must not depend on the message.
+        nbuffers: `LL_BUFFERS` or `SENTINEL_BUFFERS`.
     """
 
     nranks: int
     nslots: int
+    nbuffers: int = LL_BUFFERS
 
     @classmethod
-    def fit(cls, nranks: int, scratch_nbytes: int) -> LLLayout:
+    def fit(cls, nranks: int, scratch_nbytes: int, nbuffers: int = LL_BUFFERS) -> LLLayout:
         """Lay out the most slots, in whole blocks of any kernel, that `scratch_nbytes` hold.
 
         Raises:
             ConfigurationError: Not even one block fits.
         """
-        unit = cls(nranks, BLOCK_THREADS * MAX_PACKETS_PER_THREAD)
+        unit = cls(nranks, BLOCK_THREADS * MAX_PACKETS_PER_THREAD, nbuffers)
         blocks = scratch_nbytes // unit.nbytes
         if blocks < 1:
             raise ConfigurationError(
                 f"scratch_nbytes is {scratch_nbytes}; expected at least {unit.nbytes} for {nranks} "
-                f"ranks (the default is {DEFAULT_SCRATCH_NBYTES}). Raise it, or unset "
-                "SHMEMAR_SCRATCH_NBYTES."
+                f"ranks (the default is {DEFAULT_SCRATCH_NBYTES}, and for two-shot kernels "
+                f"{DEFAULT_TWO_SHOT_SCRATCH_NBYTES}). Raise it, or unset SHMEMAR_SCRATCH_NBYTES or "
+                "SHMEMAR_TWO_SHOT_SCRATCH_NBYTES."
             )
-        return cls(nranks, blocks * unit.nslots)
+        return cls(nranks, blocks * unit.nslots, nbuffers)
 
     @property
     def pitch_nbytes(self) -> int:
@@ -127,14 +136,14 @@ class LLLayout:
         return self.nslots * PACKET_NBYTES
 
     @property
-    def half_nbytes(self) -> int:
-        """Bytes between the two halves."""
+    def buffer_nbytes(self) -> int:
+        """Bytes from one buffer to the next."""
         return self.nranks * self.pitch_nbytes
 
     @property
     def nbytes(self) -> int:
         """Bytes of the region."""
-        return HALVES * self.half_nbytes
+        return self.nbuffers * self.buffer_nbytes
 
     @property
     def epochs_nbytes(self) -> int:
@@ -143,26 +152,30 @@ class LLLayout:
 
     def packet_offset(self, epoch: int, source: int, slot: int) -> int:
         """Byte offset of the packet that `source` writes to `slot` in `epoch`."""
-        return packet_offset(epoch, source, slot, self.pitch_nbytes, self.half_nbytes)
+        return packet_offset(
+            epoch, source, slot, self.pitch_nbytes, self.buffer_nbytes, self.nbuffers
+        )
 
 
-def packet_offset(epoch: int, source: int, slot: int, pitch_nbytes: int, half_nbytes: int) -> int:
+def packet_offset(
+    epoch: int, source: int, slot: int, pitch_nbytes: int, buffer_nbytes: int, nbuffers: int
+) -> int:
     """Byte offset of a packet in a region; kernels compile this very function."""
-    half = epoch & (HALVES - 1)
-    return half * half_nbytes + source * pitch_nbytes + slot * PACKET_NBYTES
+    buffer = epoch % 2 if nbuffers == 2 else epoch % 3
+    return buffer * buffer_nbytes + source * pitch_nbytes + slot * PACKET_NBYTES
 
 
-def packet_count(nbytes: int) -> int:
-    """Packets that carry a message."""
-    return -(-nbytes // PAYLOAD_NBYTES)
+def packet_count(nbytes: int, payload_nbytes: int) -> int:
+    """Packets of `payload_nbytes` that carry a message."""
+    return -(-nbytes // payload_nbytes)
 
 
-def vector_packets(address: int, nbytes: int) -> int:
+def vector_packets(address: int, nbytes: int, payload_nbytes: int) -> int:
     """Packets, from the first on, whose payload an array can give or take in one access.
 
     All that are whole; none where the array is not aligned to a payload.
     """
-    return 0 if address % PAYLOAD_NBYTES else nbytes // PAYLOAD_NBYTES
+    return 0 if address % payload_nbytes else nbytes // payload_nbytes
 
 
 @dataclass(frozen=True)
@@ -179,19 +192,18 @@ class Grid:
 
 
 def grid_for(
-    nbytes: int, layout: LLLayout, *, packets_per_thread: int = 1, max_blocks: int | None = None
+    ngroups: int, layout: LLLayout, *, packets_per_thread: int = 1, max_blocks: int | None = None
 ) -> Grid:
     """Choose the grid of a message: a thread for each group of packets, as far as slots reach.
 
     A pure function of arguments that are equal on all ranks; what is left over goes in passes.
 
     Args:
-        nbytes: Bytes of the message; at least 1.
+        ngroups: Groups of packets that a thread takes at once (`KernelSpec.group_count`).
         layout: Layout of the region.
-        packets_per_thread: Packets that a thread reduces together.
+        packets_per_thread: Slots of a thread.
         max_blocks: Cap on the blocks, such as those that are resident at once; None for no cap.
     """
-    per_block = BLOCK_THREADS * packets_per_thread
-    blocks = -(-packet_count(nbytes) // per_block)
-    limit = layout.nslots // per_block
+    blocks = -(-ngroups // BLOCK_THREADS)
+    limit = layout.nslots // (BLOCK_THREADS * packets_per_thread)
     return Grid(min(blocks, limit, max_blocks or limit), BLOCK_THREADS)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from shmemar.dtypes import DTYPES, DType, ReduceOp, supported_ops
+from shmemar.dtypes import DTYPES, DType, Kind, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
+from shmemar.layout import LL_BUFFERS, PACKET_NBYTES, SENTINEL_BUFFERS, WORD_NBYTES, packet_count
 
 __all__ = ["MAX_RANKS", "Backend", "Determinism", "Kernel", "KernelSpec", "Protocol"]
 
@@ -39,12 +40,14 @@ class Kernel(Enum):
     """Algorithms, as ``SHMEMAR_KERNEL`` names them."""
 
     ONE_SHOT = "one_shot"
+    TWO_SHOT = "two_shot"
 
 
 class Protocol(Enum):
     """How a reader knows that data has arrived, as ``SHMEMAR_PROTOCOL`` names it."""
 
     LL = "ll"
+    SENTINEL = "sentinel"
 
 
 @dataclass(frozen=True)
@@ -72,15 +75,44 @@ class KernelSpec:
             raise ArgumentError(
                 f"op is {self.op.value!r}, which {self.dtype.name} does not define."
             )
+        if self.protocol is Protocol.SENTINEL and self.dtype.kind is Kind.INT:
+            raise ArgumentError(
+                f"protocol is sentinel, and dtype {self.dtype.name}, in which every value may be "
+                "data, so that none is left to mean an empty slot; expected protocol ll. Unset "
+                "SHMEMAR_PROTOCOL, or set it to ll."
+            )
+
+    @property
+    def payload_nbytes(self) -> int:
+        """Data bytes in a packet: half of it with LL's flags, all of it with a sentinel."""
+        return PACKET_NBYTES // 2 if self.protocol is Protocol.LL else PACKET_NBYTES
+
+    @property
+    def nbuffers(self) -> int:
+        """Buffers that a slot's epochs take in turn."""
+        return LL_BUFFERS if self.protocol is Protocol.LL else SENTINEL_BUFFERS
+
+    @property
+    def unit_words(self) -> int:
+        """Words that are reduced together.
+
+        Two, but for an element whose components can't be reduced apart: the product of complex128.
+        """
+        whole = self.dtype.is_complex and self.op is ReduceOp.PROD
+        return self.dtype.itemsize // WORD_NBYTES if whole else 2
 
     @property
     def packets_per_thread(self) -> int:
-        """Packets of 8 payload bytes that one thread reduces together.
+        """Slots of a thread: as many packets as carry the words that are reduced together."""
+        return packet_count(self.unit_words * WORD_NBYTES, self.payload_nbytes)
 
-        Two only where an element's components can't be reduced apart: the product of complex128.
+    def group_count(self, nbytes: int) -> int:
+        """Threads that a message of `nbytes` keeps busy.
+
+        A thread of a two-shot kernel takes as many packets of each rank's share.
         """
-        whole = self.dtype.is_complex and self.op is ReduceOp.PROD
-        return 2 if whole and self.dtype.component_nbytes == 8 else 1
+        owners = self.nranks if self.kernel is Kernel.TWO_SHOT else 1
+        return packet_count(nbytes, self.payload_nbytes * self.packets_per_thread * owners)
 
     @property
     def code(self) -> int:

@@ -21,15 +21,16 @@ __all__ = ["Arithmetic", "arithmetic"]
 
 
 class Arithmetic(NamedTuple):
-    """Device functions that reduce what one thread receives, whole packets at a time.
+    """Device functions that reduce `KernelSpec.unit_words` words at a time.
 
     Attributes:
-        unpack: ``unpack(packets, at)`` makes a tuple of values of the packets at word `at`.
+        unpack: ``unpack(packets, at, gap)`` makes a tuple of values of the data words that stand at
+            `at`, ``at + gap`` and on: a gap of 2 leaves out LL's flags.
         combine: ``combine(left, right)`` reduces two such tuples; `left` is of the lower ranks.
-        pack: ``pack(values)`` makes a tuple of data words, two a packet.
+        pack: ``pack(values)`` makes a tuple of the data words.
     """
 
-    unpack: Callable[[list[int], int], tuple[Any, ...]]
+    unpack: Callable[[list[int], int, int], tuple[Any, ...]]
     combine: Callable[[Any, Any], tuple[Any, ...]]
     pack: Callable[[Any], tuple[int, ...]]
 
@@ -163,34 +164,31 @@ def _max_f64(left: Any, right: Any) -> Any:
     return left if left > right else right
 
 
-# A packet is {low, flag, high, flag}, so data words stand at 0 and 2.
+@device
+def _unpack_f32(packets: list[int], at: int, gap: int) -> tuple[Any, Any]:
+    return words.f32_from_word(packets[at]), words.f32_from_word(packets[at + gap])
 
 
 @device
-def _unpack_f32(packets: list[int], at: int) -> tuple[Any, Any]:
-    return words.f32_from_word(packets[at]), words.f32_from_word(packets[at + 2])
+def _unpack_f64(packets: list[int], at: int, gap: int) -> tuple[Any]:
+    return (words.f64_from_words(packets[at], packets[at + gap]),)
 
 
 @device
-def _unpack_f64(packets: list[int], at: int) -> tuple[Any]:
-    return (words.f64_from_words(packets[at], packets[at + 2]),)
-
-
-@device
-def _unpack_two_f64(packets: list[int], at: int) -> tuple[Any, Any]:
-    real = words.f64_from_words(packets[at], packets[at + 2])
-    imag = words.f64_from_words(packets[at + 4], packets[at + 6])
+def _unpack_two_f64(packets: list[int], at: int, gap: int) -> tuple[Any, Any]:
+    real = words.f64_from_words(packets[at], packets[at + gap])
+    imag = words.f64_from_words(packets[at + 2 * gap], packets[at + 3 * gap])
     return real, imag
 
 
 @device
-def _unpack_i32(packets: list[int], at: int) -> tuple[int, int]:
-    return words.i64_from_word(packets[at]), words.i64_from_word(packets[at + 2])
+def _unpack_i32(packets: list[int], at: int, gap: int) -> tuple[int, int]:
+    return words.i64_from_word(packets[at]), words.i64_from_word(packets[at + gap])
 
 
 @device
-def _unpack_i64(packets: list[int], at: int) -> tuple[int]:
-    return (words.i64_from_words(packets[at], packets[at + 2]),)
+def _unpack_i64(packets: list[int], at: int, gap: int) -> tuple[int]:
+    return (words.i64_from_words(packets[at], packets[at + gap]),)
 
 
 @device

@@ -32,6 +32,12 @@ class Machine(Protocol):
     def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
         """Store words; those of 8 aligned bytes are written together."""
 
+    def load_part(self, address: int, nbytes: int) -> int:
+        """Load 1 or 2 aligned bytes; weak."""
+
+    def store_part(self, address: int, nbytes: int, value: int) -> None:
+        """Store 1 or 2 aligned bytes; weak."""
+
     def exchange(self, address: int, word: int) -> int:
         """Store a word and return the one before it, as one relaxed operation of system scope."""
 
@@ -39,7 +45,7 @@ class Machine(Protocol):
         """Add to a word, wrapping, as one relaxed operation of system scope."""
 
     def fence(self) -> None:
-        """Order everything before against everything after, at system scope."""
+        """Order everything before against everything after."""
 
     def relax(self) -> None:
         """A poll found nothing new; others may run."""

@@ -1,4 +1,4 @@
-"""LLBuffer: exchange 8 bytes with every peer, without a barrier and without a fence.
+"""LLBuffer: exchange packets with every peer, without a barrier.
 
 Contract, for whoever writes a kernel with it:
 
@@ -6,17 +6,29 @@ Contract, for whoever writes a kernel with it:
   that writes it, and the same slot is used for the same data on every rank.
 * Every epoch of a slot is exchanged with every peer, both ways, before the epoch advances.
 * The epoch starts from the slot's epoch word, and is written back when the kernel is done with it.
+* With sentinel packets, what was received is emptied with `reset` before the epoch advances; and
+  where a kernel makes three exchanges or more, `fence_resets` stands behind the sends of each but
+  the first and the last.
 
-Why a slot may be written again: epoch e lies in half e & 1, and a thread writes epoch e + 2 only
-after it has received every peer's e + 1, which the peer's thread sent after it had read all of e.
+Why a slot may be written again. LL: epoch e lies in buffer e mod 2, and a thread writes epoch e + 2
+only after it has received every peer's e + 1, which the peer's thread sent after it had read all of
+e. Sentinel: epoch e lies in buffer e mod 3, and a thread writes e + 3 only after it has received
+every peer's e + 2, which the peer's thread sent after it had emptied e and, with the fence or the
+end of a kernel between, made that visible.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from shmemar.device.memory import globaltimer_ns, ld_relaxed_sys_v4_b32, relax
-from shmemar.device.packet import next_epoch, st_packet
+from shmemar.device.memory import (
+    fence_acq_rel_gpu,
+    globaltimer_ns,
+    ld_relaxed_sys_v4_b32,
+    relax,
+    st_relaxed_sys_v4_b32,
+)
+from shmemar.device.packet import SENTINEL, TWIN, next_epoch
 from shmemar.device.registry import device, device_methods
 from shmemar.device.watchdog import POLLS_PER_LOOK, Watchdog, report, should_give_up
 from shmemar.device.words import u32, u64
@@ -25,7 +37,9 @@ from shmemar.layout import WORDS_PER_PACKET, packet_offset
 __all__ = ["LLBuffer"]
 
 
-@device_methods("advance_epoch", "send", "bcast", "recv_unrolled")
+@device_methods(
+    "advance_epoch", "at_epoch", "encode", "send", "bcast", "fence_resets", "recv_unrolled", "reset"
+)
 class LLBuffer(NamedTuple):
     """A thread's view of the region, at one epoch. Immutable: ``ll = ll.advance_epoch()``.
 
@@ -33,7 +47,9 @@ class LLBuffer(NamedTuple):
         peers: Address of the region on each rank, in rank order, the own one included.
         rank: The own rank.
         pitch_nbytes: Bytes between the packets of two sources.
-        half_nbytes: Bytes between the two halves.
+        buffer_nbytes: Bytes between two buffers.
+        machine_word_nbytes: 0 for LL packets; for sentinel ones the width of the words that are
+            compared, 4 or 8: 8 where components have 8 bytes. A constant of the kernel's code.
         epoch: Epoch of what is sent and received.
         watchdog: Deadline of the polls.
     """
@@ -41,45 +57,75 @@ class LLBuffer(NamedTuple):
     peers: tuple[int, ...]
     rank: int
     pitch_nbytes: int
-    half_nbytes: int
+    buffer_nbytes: int
+    machine_word_nbytes: int
     epoch: int
     watchdog: Watchdog
 
-    def advance_epoch(self) -> LLBuffer:
-        """Return the buffer at the next epoch."""
+    def at_epoch(self, epoch: int) -> LLBuffer:
+        """Return the buffer at another epoch."""
         return LLBuffer(
             self.peers,
             self.rank,
             self.pitch_nbytes,
-            self.half_nbytes,
-            next_epoch(self.epoch),
+            self.buffer_nbytes,
+            self.machine_word_nbytes,
+            epoch,
             self.watchdog,
         )
 
-    def send(self, peer: int, slot: int, low: int, high: int) -> None:
-        """Send two data words to `slot` of `peer`: one 16-byte store."""
-        st_packet(
-            _packet_address(self, peer, self.rank, slot),
-            low,
-            high,
-            self.epoch,
-        )
+    def advance_epoch(self) -> LLBuffer:
+        """Return the buffer at the next epoch."""
+        return self.at_epoch(next_epoch(self.epoch))
 
-    def bcast(self, slot: int, low: int, high: int) -> None:
-        """Send two data words to `slot` of every peer, beginning with the rank after this one."""
-        for step in range(1, len(self.peers)):
-            self.send(_rank_after(self, step), slot, low, high)
+    def encode(self, words: list[int], at: int) -> None:
+        """Put the twin in the place of what equals the sentinel, in a packet's data words.
+
+        `send` wants words that were encoded, and so does whoever reduces the own data beside what
+        peers were sent. With LL packets nothing changes.
+        """
+        if self.machine_word_nbytes == 4:
+            for word in range(at, at + 4):
+                if words[word] == u32(SENTINEL):
+                    words[word] = u32(TWIN)
+        elif self.machine_word_nbytes == 8:
+            for word in range(at, at + 4, 2):
+                if (words[word] == u32(SENTINEL)) & (words[word + 1] == u32(SENTINEL)):
+                    words[word] = u32(TWIN)
+
+    def send(self, peer: int, slot: int, words: list[int], at: int) -> None:
+        """Send a packet's data words, from ``words[at]`` on, to `slot` of `peer`: one store.
+
+        Two words with LL packets, four with sentinel ones.
+        """
+        address = _packet_address(self, peer, self.rank, slot)
+        if self.machine_word_nbytes == 0:
+            epoch = self.epoch
+            st_relaxed_sys_v4_b32(address, words[at], epoch, words[at + 1], epoch)
+        else:
+            st_relaxed_sys_v4_b32(address, words[at], words[at + 1], words[at + 2], words[at + 3])
+
+    def bcast(self, slot: int, words: list[int], at: int) -> None:
+        """Send a packet to `slot` of every peer, beginning with the rank after this one."""
+        for distance in range(1, len(self.peers)):
+            self.send(_rank_after(self, distance), slot, words, at)
+
+    def fence_resets(self) -> None:
+        """Make the resets before it visible to peers before the sends behind it."""
+        if self.machine_word_nbytes != 0:
+            fence_acq_rel_gpu()
 
     def recv_unrolled(self, slot: int, packets: list[int], first: int, step: int) -> bool:
         """Receive `slot` from every peer.
 
-        The packets of all peers are loaded before any flag is judged, so that one round trip to L2
+        The packets of all peers are loaded before any is judged, so that one round trip to L2
         serves them all.
 
         Args:
             slot: The slot.
-            packets: Word array; the packet of rank r goes to words ``first + step * r`` and on,
-                as {low, flag, high, flag}. Those of the own rank are left alone.
+            packets: Word array; the packet of rank r goes to the four words from
+                ``first + step * r`` on, {data, flag, data, flag} or {data, data, data, data}. Those
+                of the own rank are left alone.
             first: Word of rank 0's packet.
             step: Words between the packets of two ranks.
 
@@ -105,6 +151,15 @@ class LLBuffer(NamedTuple):
                     return False
             relax()
 
+    def reset(self, slot: int) -> None:
+        """Empty `slot` of what every peer sent to it. With LL packets nothing is to be done."""
+        if self.machine_word_nbytes != 0:
+            empty = u32(SENTINEL)
+            for distance in range(1, len(self.peers)):
+                source = _rank_after(self, distance)
+                address = _packet_address(self, self.rank, source, slot)
+                st_relaxed_sys_v4_b32(address, empty, empty, empty, empty)
+
 
 device(packet_offset)
 
@@ -117,21 +172,28 @@ def _rank_after(ll: LLBuffer, distance: int) -> int:
 
 @device
 def _packet_address(ll: LLBuffer, owner: int, source: int, slot: int) -> int:
-    offset = packet_offset(ll.epoch, source, slot, ll.pitch_nbytes, ll.half_nbytes)
+    nbuffers = 2 if ll.machine_word_nbytes == 0 else 3
+    offset = packet_offset(ll.epoch, source, slot, ll.pitch_nbytes, ll.buffer_nbytes, nbuffers)
     return ll.peers[owner] + u64(offset)
 
 
 @device
-def _arrived(packets: list[int], at: int, epoch: int) -> bool:
-    return (packets[at + 1] == epoch) & (packets[at + 3] == epoch)
+def _arrived(ll: LLBuffer, packets: list[int], at: int) -> bool:
+    empty = u32(SENTINEL)
+    if ll.machine_word_nbytes == 0:
+        return (packets[at + 1] == ll.epoch) & (packets[at + 3] == ll.epoch)
+    if ll.machine_word_nbytes == 4:
+        low = (packets[at] != empty) & (packets[at + 1] != empty)
+        return low & (packets[at + 2] != empty) & (packets[at + 3] != empty)
+    low = (packets[at] != empty) | (packets[at + 1] != empty)
+    return low & ((packets[at + 2] != empty) | (packets[at + 3] != empty))
 
 
 @device
 def _all_arrived(ll: LLBuffer, packets: list[int], first: int, step: int) -> bool:
     arrived = True
     for distance in range(1, len(ll.peers)):
-        source = _rank_after(ll, distance)
-        arrived = arrived & _arrived(packets, first + step * source, ll.epoch)
+        arrived = arrived & _arrived(ll, packets, first + step * _rank_after(ll, distance))
     return arrived
 
 
@@ -143,7 +205,7 @@ def _report_missing(ll: LLBuffer, slot: int, packets: list[int], first: int, ste
     for distance in range(len(ll.peers) - 1, 0, -1):
         source = _rank_after(ll, distance)
         at = first + step * source
-        if not _arrived(packets, at, ll.epoch):
+        if not _arrived(ll, packets, at):
             missing = missing | (u64(1) << u64(source))
             peer = source
             seen = packets[at + 1] if packets[at + 1] != ll.epoch else packets[at + 3]

@@ -15,19 +15,46 @@ if TYPE_CHECKING:
 
 __all__ = [
     "exch_relaxed_sys_b32",
+    "fence_acq_rel_gpu",
     "fence_acq_rel_sys",
     "globaltimer_ns",
+    "ld_b8",
+    "ld_b16",
     "ld_b32",
     "ld_no_allocate_v2_b32",
+    "ld_no_allocate_v4_b32",
     "ld_relaxed_sys_b32",
     "ld_relaxed_sys_v4_b32",
     "red_relaxed_sys_add_u32",
     "relax",
+    "st_b8",
+    "st_b16",
     "st_b32",
     "st_relaxed_sys_b32",
     "st_relaxed_sys_v4_b32",
     "st_v2_b32",
+    "st_v4_b32",
 ]
+
+
+def ld_b8(address: int) -> int:
+    """Load a byte, as a word."""
+    return current().load_part(address, 1)
+
+
+def ld_b16(address: int) -> int:
+    """Load two aligned bytes, as a word."""
+    return current().load_part(address, 2)
+
+
+def st_b8(address: int, word: int) -> None:
+    """Store the lowest byte of a word."""
+    current().store_part(address, 1, word & 0xFF)
+
+
+def st_b16(address: int, word: int) -> None:
+    """Store the lower half of a word to two aligned bytes."""
+    current().store_part(address, 2, word & 0xFFFF)
 
 
 def ld_b32(address: int) -> int:
@@ -49,6 +76,17 @@ def ld_no_allocate_v2_b32(address: int) -> tuple[int, int]:
 def st_v2_b32(address: int, first: int, second: int) -> None:
     """Store two words to 8 aligned bytes."""
     current().store(address, (first, second), Order.WEAK)
+
+
+def ld_no_allocate_v4_b32(address: int) -> Packet:
+    """Load four words from 16 aligned bytes that no thread reads again: nothing stays in L1."""
+    first, second, third, fourth = current().load(address, 4, Order.WEAK)
+    return first, second, third, fourth
+
+
+def st_v4_b32(address: int, first: int, second: int, third: int, fourth: int) -> None:
+    """Store four words to 16 aligned bytes."""
+    current().store(address, (first, second, third, fourth), Order.WEAK)
 
 
 def ld_relaxed_sys_b32(address: int) -> int:
@@ -80,6 +118,11 @@ def exch_relaxed_sys_b32(address: int, word: int) -> int:
 def red_relaxed_sys_add_u32(address: int, value: int) -> None:
     """Add to a word that others may be adding to; it wraps."""
     current().add(address, value)
+
+
+def fence_acq_rel_gpu() -> None:
+    """Order the thread's memory operations around it, for observers on its own GPU."""
+    current().fence()
 
 
 def fence_acq_rel_sys() -> None:

@@ -24,6 +24,7 @@ __all__ = ["install"]
 
 _CLOCK_MONOTONIC = 1
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
+_UNSIGNED = {1: types.uint8, 2: types.uint16, 4: U32, 8: U64}
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.voidptr))
 
@@ -48,7 +49,7 @@ def _load(compiler: Compiler, nbytes: int, order: str | None) -> Callable[..., A
             return builder.load(pointer, align=nbytes)
         return builder.load_atomic(pointer, order, nbytes)
 
-    return instruction(compiler, U32 if nbytes == 4 else U64, (U64,), emit)
+    return instruction(compiler, _UNSIGNED[nbytes], (U64,), emit)
 
 
 def _store(compiler: Compiler, nbytes: int, order: str | None) -> Callable[..., Any]:
@@ -61,10 +62,12 @@ def _store(compiler: Compiler, nbytes: int, order: str | None) -> Callable[..., 
         else:
             builder.store_atomic(value, pointer, order, nbytes)
 
-    return instruction(compiler, types.void, (U64, U32 if nbytes == 4 else U64), emit)
+    return instruction(compiler, types.void, (U64, _UNSIGNED[nbytes]), emit)
 
 
 def _lower_memory(compiler: Compiler) -> None:
+    ld_8, st_8 = _load(compiler, 1, None), _store(compiler, 1, None)
+    ld_16, st_16 = _load(compiler, 2, None), _store(compiler, 2, None)
     ld_b32, st_b32 = _load(compiler, 4, None), _store(compiler, 4, None)
     ld_b64, st_b64 = _load(compiler, 8, None), _store(compiler, 8, None)
     ld_acquire_b32, st_release_b32 = _load(compiler, 4, "acquire"), _store(compiler, 4, "release")
@@ -91,6 +94,14 @@ def _lower_memory(compiler: Compiler) -> None:
         high = ld_acquire_b64(address + U64(8))
         return U32(low), U32(low >> U64(32)), U32(high), U32(high >> U64(32))
 
+    def ld_v4(address: int) -> tuple[int, int, int, int]:
+        low, high = ld_b64(address), ld_b64(address + U64(8))
+        return U32(low), U32(low >> U64(32)), U32(high), U32(high >> U64(32))
+
+    def st_v4(address: int, first: int, second: int, third: int, fourth: int) -> None:
+        st_b64(address, U64(U32(first)) | (U64(U32(second)) << U64(32)))
+        st_b64(address + U64(8), U64(U32(third)) | (U64(U32(fourth)) << U64(32)))
+
     def st_v2(address: int, first: int, second: int) -> None:
         st_b64(address, U64(U32(first)) | (U64(U32(second)) << U64(32)))
 
@@ -100,7 +111,13 @@ def _lower_memory(compiler: Compiler) -> None:
 
     lower = compiler.lower
     lower(memory.ld_b32)(lambda address: lambda address: ld_b32(address))
+    lower(memory.ld_b8)(lambda address: lambda address: U32(ld_8(address)))
+    lower(memory.st_b8)(lambda address, word: lambda address, word: st_8(address, word))
+    lower(memory.ld_b16)(lambda address: lambda address: U32(ld_16(address)))
+    lower(memory.st_b16)(lambda address, word: lambda address, word: st_16(address, word))
     lower(memory.ld_no_allocate_v2_b32)(lambda address: ld_v2)
+    lower(memory.ld_no_allocate_v4_b32)(lambda address: ld_v4)
+    lower(memory.st_v4_b32)(lambda address, first, second, third, fourth: st_v4)
     lower(memory.st_b32)(lambda address, word: lambda address, word: st_b32(address, word))
     lower(memory.st_v2_b32)(lambda address, first, second: st_v2)
     lower(memory.ld_relaxed_sys_b32)(lambda address: lambda address: ld_acquire_b32(address))
@@ -115,6 +132,7 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.red_relaxed_sys_add_u32)(
         lambda address, value: lambda address, value: add(address, value)
     )
+    lower(memory.fence_acq_rel_gpu)(lambda: lambda: fence())
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence())
 
 

@@ -86,6 +86,12 @@ def _ptx(
 
 def _lower_memory(compiler: Compiler) -> None:
     ld_b32 = _ptx(compiler, "ld.global.b32 $0, [$1];", "l", "r")
+    ld_b8 = _ptx(compiler, "ld.global.u8 $0, [$1];", "l", "r")
+    st_b8 = _ptx(compiler, "st.global.u8 [$0], $1;", "lr")
+    ld_b16 = _ptx(compiler, "{.reg .b16 a; ld.global.b16 a, [$1]; cvt.u32.u16 $0, a;}", "l", "r")
+    st_b16 = _ptx(compiler, "{.reg .b16 a; cvt.u16.u32 a, $1; st.global.b16 [$0], a;}", "lr")
+    ld_v4 = _ptx(compiler, "ld.global.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];", "l", "rrrr")
+    st_v4 = _ptx(compiler, "st.global.v4.b32 [$0], {$1, $2, $3, $4};", "lrrrr")
     ld_v2 = _ptx(compiler, "ld.global.L1::no_allocate.v2.b32 {$0, $1}, [$2];", "l", "rr")
     st_b32 = _ptx(compiler, "st.global.b32 [$0], $1;", "lr")
     st_v2 = _ptx(compiler, "st.global.v2.b32 [$0], {$1, $2};", "lrr")
@@ -108,12 +114,25 @@ def _lower_memory(compiler: Compiler) -> None:
     )
     exch_sys = _ptx(compiler, "atom.relaxed.sys.global.exch.b32 $0, [$1], $2;", "lr", "r")
     red_sys = _ptx(compiler, "red.relaxed.sys.global.add.u32 [$0], $1;", "lr")
+    fence_gpu = _ptx(compiler, "fence.acq_rel.gpu;")
     fence_sys = _ptx(compiler, "fence.acq_rel.sys;")
     globaltimer = _ptx(compiler, "mov.u64 $0, %globaltimer;", "", "l")
 
     lower = compiler.lower
     lower(memory.ld_b32)(lambda address: lambda address: ld_b32(address))
+    lower(memory.ld_b8)(lambda address: lambda address: ld_b8(address))
+    lower(memory.st_b8)(lambda address, word: lambda address, word: st_b8(address, word))
+    lower(memory.ld_b16)(lambda address: lambda address: ld_b16(address))
+    lower(memory.st_b16)(lambda address, word: lambda address, word: st_b16(address, word))
     lower(memory.ld_no_allocate_v2_b32)(lambda address: lambda address: ld_v2(address))
+    lower(memory.ld_no_allocate_v4_b32)(lambda address: lambda address: ld_v4(address))
+    lower(memory.st_v4_b32)(
+        lambda address, first, second, third, fourth: (
+            lambda address, first, second, third, fourth: st_v4(
+                address, first, second, third, fourth
+            )
+        )
+    )
     lower(memory.st_b32)(lambda address, word: lambda address, word: st_b32(address, word))
     lower(memory.st_v2_b32)(
         lambda address, first, second: lambda address, first, second: st_v2(address, first, second)
@@ -136,6 +155,7 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.red_relaxed_sys_add_u32)(
         lambda address, value: lambda address, value: red_sys(address, value)
     )
+    lower(memory.fence_acq_rel_gpu)(lambda: lambda: fence_gpu())
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence_sys())
     lower(memory.globaltimer_ns)(lambda: lambda: globaltimer())
     lower(memory.relax)(lambda: lambda: None)

@@ -13,7 +13,7 @@ import numpy as np
 from shmemar import __version__
 from shmemar.config import COMPILE_TIMEOUT_S, Config
 from shmemar.device.kernels import KernelArguments
-from shmemar.dtypes import as_reduce_op
+from shmemar.dtypes import DTYPES, ReduceOp, as_reduce_op
 from shmemar.errors import (
     ClosedError,
     CollectiveTimeoutError,
@@ -26,15 +26,15 @@ from shmemar.host.failure import failure_from
 from shmemar.host.heap import SymmetricHeap
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
 from shmemar.host.ranks import group_ranks, list_groups
-from shmemar.host.scratch import LLScratch
-from shmemar.layout import MAX_LAUNCH_PACKETS, PAYLOAD_NBYTES, Grid, grid_for
+from shmemar.host.scratch import Scratch, layout_for, make_scratch
+from shmemar.layout import MAX_LAUNCH_PACKETS, Grid, grid_for
 from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from shmemar.dtypes import DType, ReduceOp
+    from shmemar.dtypes import DType
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import CompiledKernel, Runtime
 
@@ -88,7 +88,9 @@ class Communicator:
         self._is_closed = True  # until it is whole
         self._ncalls = 0
         try:
-            self._scratch = LLScratch(bootstrap, self._heap, self._runtime, config.scratch_nbytes)
+            self._scratches: dict[tuple[Kernel, Protocol], Scratch] = {}
+            # What the first call is most likely to use, so that a lack of room is said here.
+            self._scratch_for(self._spec(DTYPES["float32"], ReduceOp.SUM))
             self._control = bootstrap.together(
                 self._runtime.allocate_control, "allocate the failure record"
             )
@@ -252,7 +254,8 @@ class Communicator:
             raise
         self._is_closed = True
         self._heap.close()
-        self._scratch.epochs.free()
+        for scratch in self._scratches.values():
+            scratch.epochs.free()
         self._control.free()
         self._runtime.close()
         self._bootstrap.free()
@@ -296,15 +299,17 @@ class Communicator:
 
     def _launch(self, source: Operand, destination: Operand, op: ReduceOp, stream: int) -> None:
         spec = self._spec(source.dtype, op)
-        layout = self._scratch.layout
         with self._breaks_on_timeout():
-            kernel = self._runtime.compile(spec, layout, stream)
-        longest = MAX_LAUNCH_PACKETS * PAYLOAD_NBYTES // source.dtype.itemsize
+            # The kernel first: it refuses a capture, in which nothing can be allocated.
+            kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream)
+            scratch = self._scratch_for(spec)
+        longest = MAX_LAUNCH_PACKETS * spec.payload_nbytes // source.dtype.itemsize
         for start in range(0, source.count, longest):
             part = source.part(start, longest)
-            arguments = self._arguments(part, destination.part(start, longest))
+            arguments = self._arguments(spec, scratch, part, destination.part(start, longest))
+            grid = self._grid(spec, part, kernel)
             try:
-                self._runtime.launch(kernel, self._grid(part, spec, kernel), arguments, stream)
+                self._runtime.launch(kernel, grid, arguments, stream)
             except DeviceError as error:
                 # The peers' kernels may be waiting for this one already.
                 text = f"rank {self.rank} could not launch {spec.name}: {error} Close it."
@@ -313,23 +318,38 @@ class Communicator:
         if self._runtime.is_synchronous:
             self._require_usable()
 
-    def _grid(self, source: Operand, spec: KernelSpec, kernel: CompiledKernel) -> Grid:
+    def _scratch_for(self, spec: KernelSpec) -> Scratch:
+        """Return the scratch of a kernel and protocol. Collective when it is asked for first."""
+        key = spec.kernel, spec.protocol
+        if key not in self._scratches:
+            self._scratches[key] = make_scratch(
+                layout_for(spec, self._config),
+                spec.protocol,
+                self._bootstrap,
+                self._heap,
+                self._runtime,
+            )
+        return self._scratches[key]
+
+    def _grid(self, spec: KernelSpec, source: Operand, kernel: CompiledKernel) -> Grid:
         caps = [cap for cap in (self._config.max_blocks, kernel.max_blocks) if cap is not None]
         return grid_for(
-            source.nbytes,
-            self._scratch.layout,
+            spec.group_count(source.nbytes),
+            layout_for(spec, self._config),
             packets_per_thread=spec.packets_per_thread,
             max_blocks=min(caps, default=None),
         )
 
-    def _arguments(self, source: Operand, destination: Operand) -> KernelArguments:
+    def _arguments(
+        self, spec: KernelSpec, scratch: Scratch, source: Operand, destination: Operand
+    ) -> KernelArguments:
         return KernelArguments.of_message(
+            spec,
             source.address,
             destination.address,
-            source.count * source.dtype.components,
-            source.dtype.component_nbytes,
-            peers=self._scratch.region.addresses,
-            epochs=self._scratch.epochs.addresses[0],
+            source.count,
+            peers=scratch.region.addresses,
+            epochs=scratch.epochs.addresses[0],
             broken=self._control.broken,
             record=self._control.record,
             timeout_ns=self._timeout_ns,
@@ -357,7 +377,8 @@ class Communicator:
     def _abandon(self) -> None:
         self._is_closed = True
         self._heap.abandon()
-        self._runtime.abandon(self._scratch.epochs, self._control)
+        epochs = [scratch.epochs for scratch in self._scratches.values()]
+        self._runtime.abandon(*epochs, self._control)
 
     def _compare_calls(self, name: str, call: tuple[Any, ...], error: ShmemarError | None) -> None:
         with self._breaks_on_timeout():

@@ -18,7 +18,7 @@ __all__ = ["CompiledKernel", "Control", "Memory", "Runtime"]
 
 
 class Memory(Protocol):
-    """Zeroed memory that kernels can reach."""
+    """Memory that kernels can reach."""
 
     @property
     def nbytes(self) -> int:
@@ -71,8 +71,8 @@ class Runtime(Protocol):
     def is_synchronous(self) -> bool:
         """True when `launch` returns after the kernel has ended."""
 
-    def allocate_symmetric(self, nbytes: int) -> Memory:
-        """Allocate zeros on every rank, reachable by all. Collective."""
+    def allocate_symmetric(self, nbytes: int, word: int) -> Memory:
+        """Allocate memory on every rank, reachable by all, filled with a word. Collective."""
 
     def allocate_private(self, nbytes: int) -> Memory:
         """Allocate zeros for this rank's kernels."""

@@ -92,9 +92,9 @@ class EmulatedRuntime:
                 f"on {', '.join(sorted(set(bootstrap.hosts())))}. Start them on one host."
             )
 
-    def allocate_symmetric(self, nbytes: int) -> Memory:
+    def allocate_symmetric(self, nbytes: int, word: int) -> Memory:
         """Allocate shared memory. Collective."""
-        return SharedMemory(self._bootstrap, nbytes)
+        return SharedMemory(self._bootstrap, nbytes, word)
 
     def allocate_private(self, nbytes: int) -> Memory:
         """Allocate memory of this process."""

@@ -26,8 +26,8 @@ class SymmetricHeap:
         """Bytes that are allocated on each rank."""
         return sum(memory.nbytes for memory in self._live)
 
-    def allocate(self, nbytes: int) -> Memory:
-        """Allocate zeros on every rank. Collective.
+    def allocate(self, nbytes: int, word: int = 0) -> Memory:
+        """Allocate memory on every rank, filled with a word of 32 bits. Collective.
 
         Raises:
             MismatchError: The ranks asked for different sizes.
@@ -38,7 +38,7 @@ class SymmetricHeap:
             raise MismatchError(
                 f"a symmetric allocation must have the same bytes on all ranks; got {listed}."
             )
-        memory = self._runtime.allocate_symmetric(nbytes)
+        memory = self._runtime.allocate_symmetric(nbytes, word)
         self._live.append(memory)
         return memory
 

@@ -91,6 +91,7 @@ def compile_ptx(
                 arguments.source + buffer * u64(source_stride),
                 arguments.destination + buffer * u64(destination_stride),
                 arguments.npackets,
+                arguments.share,
                 arguments.source_vectors,
                 arguments.destination_vectors,
                 arguments.ncomponents,

@@ -246,7 +246,7 @@ class NvshmemRuntime:
         # The caller's next array is to be made on this rank's GPU.
         set_current_context(self._context)
 
-    def allocate_symmetric(self, nbytes: int) -> Memory:
+    def allocate_symmetric(self, nbytes: int, word: int) -> Memory:
         """Carve from the arena. Collective of the communicator's ranks alone."""
         arena = self._job.arena
         offset = self._bootstrap.together(
@@ -255,9 +255,9 @@ class NvshmemRuntime:
         from cuda.core import Buffer
 
         part = Buffer.from_handle(arena.base + offset, nbytes)
-        part.fill(0, stream=self._setup_stream)
+        part.fill(word.to_bytes(WORD_NBYTES, "little"), stream=self._setup_stream)
         self._setup_stream.sync()
-        # All parts are zero when this returns, before any peer can store to them.
+        # All parts are filled when this returns, before any peer can store to them.
         offsets = self._bootstrap.allgather(offset, "exchange addresses")
         addresses = tuple(base + theirs for base, theirs in zip(self._peers, offsets, strict=True))
         return _SymmetricMemory(nbytes, addresses, lambda: arena.free(offset))

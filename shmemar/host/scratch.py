@@ -1,36 +1,65 @@
-"""The memory behind one kernel family: its symmetric region and its epoch words."""
+"""The memory behind a kernel and its protocol: a symmetric region and the epoch words."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shmemar.device.packet import SENTINEL
 from shmemar.layout import LLLayout
+from shmemar.spec import Kernel, Protocol
 
 if TYPE_CHECKING:
+    from shmemar.config import Config
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import Memory, Runtime
     from shmemar.host.heap import SymmetricHeap
+    from shmemar.spec import KernelSpec
 
-__all__ = ["LLScratch"]
+__all__ = ["Scratch", "layout_for", "make_scratch"]
 
 
-class LLScratch:
-    """Region and epoch words of an LL layout. Collective.
+@dataclass(frozen=True)
+class Scratch:
+    """Region and epoch words of one layout. Kernels of different layouts must not share them.
 
     Attributes:
         layout: Where things lie.
         region: Symmetric memory for packets.
         epochs: The rank's own epoch words.
-
-    Raises:
-        ConfigurationError: `nbytes` is too small for the number of ranks.
     """
 
-    def __init__(
-        self, bootstrap: Bootstrap, heap: SymmetricHeap, runtime: Runtime, nbytes: int
-    ) -> None:
-        self.layout = LLLayout.fit(bootstrap.size, nbytes)
-        self.region: Memory = heap.allocate(self.layout.nbytes)
-        self.epochs: Memory = bootstrap.together(
-            lambda: runtime.allocate_private(self.layout.epochs_nbytes), "allocate epoch words"
-        )
+    layout: LLLayout
+    region: Memory
+    epochs: Memory
+
+
+def layout_for(spec: KernelSpec, config: Config) -> LLLayout:
+    """Lay out the scratch of a kernel and protocol, as large as it is configured.
+
+    Raises:
+        ConfigurationError: That is too small for the number of ranks.
+    """
+    nbytes = (
+        config.two_shot_scratch_nbytes if spec.kernel is Kernel.TWO_SHOT else config.scratch_nbytes
+    )
+    return LLLayout.fit(spec.nranks, nbytes, spec.nbuffers)
+
+
+def make_scratch(
+    layout: LLLayout,
+    protocol: Protocol,
+    bootstrap: Bootstrap,
+    heap: SymmetricHeap,
+    runtime: Runtime,
+) -> Scratch:
+    """Allocate it, empty. Collective.
+
+    Raises:
+        BackendUnavailableError: There is no room for it; on every rank.
+    """
+    region = heap.allocate(layout.nbytes, SENTINEL if protocol is Protocol.SENTINEL else 0)
+    epochs = bootstrap.together(
+        lambda: runtime.allocate_private(layout.epochs_nbytes), "allocate epoch words"
+    )
+    return Scratch(layout, region, epochs)

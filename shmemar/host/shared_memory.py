@@ -23,7 +23,7 @@ __all__ = ["SharedMemory"]
 
 
 class SharedMemory:
-    """Zeros on every rank, mapped by all. Collective.
+    """Memory on every rank, mapped by all, filled with a word of 32 bits. Collective.
 
     Attributes:
         nbytes: Bytes of each rank.
@@ -33,10 +33,10 @@ class SharedMemory:
         BackendUnavailableError: A part can't be made or mapped; on every rank.
     """
 
-    def __init__(self, bootstrap: Bootstrap, nbytes: int) -> None:
+    def __init__(self, bootstrap: Bootstrap, nbytes: int, word: int = 0) -> None:
         """Make the own part and map all."""
         self.nbytes = nbytes
-        descriptor = bootstrap.together(lambda: _create(nbytes), "make shared memory")
+        descriptor = bootstrap.together(lambda: _create(nbytes, word), "make shared memory")
         try:
             paths = bootstrap.allgather(f"/proc/{os.getpid()}/fd/{descriptor}", "share memory")
             self._maps = bootstrap.together(
@@ -61,7 +61,7 @@ class SharedMemory:
         self.free()
 
 
-def _create(nbytes: int) -> int:
+def _create(nbytes: int, word: int) -> int:
     descriptor = os.memfd_create("shmemar")
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -71,6 +71,11 @@ def _create(nbytes: int) -> int:
             f"{nbytes} bytes of shared memory could not be made ({error.strerror}). Free memory, "
             "or lower scratch_nbytes (SHMEMAR_SCRATCH_NBYTES)."
         ) from error
+    if word:
+        with mmap.mmap(descriptor, nbytes) as part:
+            whole = np.frombuffer(part, np.uint32)
+            whole[...] = word
+            del whole
     return descriptor
 
 

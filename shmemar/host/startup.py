@@ -17,8 +17,8 @@ from shmemar.host.communicator import Communicator
 from shmemar.host.emulation import EmulatedRuntime
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
-from shmemar.layout import LLLayout
-from shmemar.spec import MAX_RANKS, Backend, Determinism
+from shmemar.layout import LL_BUFFERS, SENTINEL_BUFFERS, LLLayout
+from shmemar.spec import MAX_RANKS, Backend, Determinism, Protocol
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -88,7 +88,7 @@ def init(
     try:
         bootstrap.raise_together(error, "read the configuration")
         _compare(config, chosen, bootstrap)
-        _check_size(bootstrap.size, config.scratch_nbytes)
+        _check_size(bootstrap.size, config)
         return Communicator(
             bootstrap,
             config,
@@ -143,14 +143,15 @@ def _configure(
     return config, _member(Determinism, "determinism", determinism)
 
 
-def _check_size(nranks: int, scratch_nbytes: int) -> None:
+def _check_size(nranks: int, config: Config) -> None:
     if nranks > MAX_RANKS:
         raise ConfigurationError(f"comm has {nranks} ranks; expected {MAX_RANKS} at most.")
-    if scratch_nbytes > MAX_SCRATCH_NBYTES:
-        raise ConfigurationError(
-            f"scratch_nbytes is {scratch_nbytes}; expected {MAX_SCRATCH_NBYTES} at most."
-        )
-    LLLayout.fit(nranks, scratch_nbytes)
+    nbuffers = SENTINEL_BUFFERS if config.protocol is Protocol.SENTINEL else LL_BUFFERS
+    for name in ("scratch_nbytes", "two_shot_scratch_nbytes"):
+        nbytes = getattr(config, name)
+        if nbytes > MAX_SCRATCH_NBYTES:
+            raise ConfigurationError(f"{name} is {nbytes}; expected {MAX_SCRATCH_NBYTES} at most.")
+        LLLayout.fit(nranks, nbytes, nbuffers)
 
 
 def _member(enum: type[E], name: str, value: Any) -> E:

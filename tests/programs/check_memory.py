@@ -50,13 +50,17 @@ def count_wrong_of(dtype: DType, op: ReduceOp, nranks: int, *, beyond: int) -> i
             x.set(exact_input(dtype, op, count, rank=rank, call=call))
             arrays.append((x, cupy.zeros(count, dtype.name)))
         device.sync()
-        grid = grid_for(count * dtype.itemsize, layout, packets_per_thread=spec.packets_per_thread)
+        grid = grid_for(
+            spec.group_count(count * dtype.itemsize),
+            layout,
+            packets_per_thread=spec.packets_per_thread,
+        )
         for rank, (x, out) in enumerate(arrays):
             arguments = KernelArguments.of_message(
+                spec,
                 x.data.ptr,
                 out.data.ptr,
-                (count + beyond) * dtype.components,
-                dtype.component_nbytes,
+                count + beyond,
                 peers=tuple(region.data.ptr for region in regions),
                 epochs=epochs[rank].data.ptr,
                 broken=broken[rank].data.ptr,

@@ -2,8 +2,9 @@
 
 Each thread is a greenlet, and every operation of the machine lets another run. Stores wait in a
 list and become visible one 8-byte piece at a time, in any order except that of one thread to one
-address; a packet is therefore seen torn in half. A thread sees its own stores. A rank's call starts
-when its call before it has ended and all its stores are visible, as at a kernel boundary.
+address, with some seeds the newest first; a packet is therefore seen torn in half. A thread sees
+its own stores. A rank's call starts when its call before it has ended and all its stores are
+visible, as at a kernel boundary.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from greenlet import getcurrent, greenlet
 
 from shmemar.device.interpreter import Order, running
 from shmemar.device.kernels import KernelArguments, build
+from shmemar.device.packet import SENTINEL
 from shmemar.host.exact import exact_input, exact_result
+from shmemar.layout import SENTINEL_BUFFERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,6 +61,8 @@ class RandomMachine:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        # Every other schedule makes the newest stores visible first, so that old ones stay behind.
+        self._newest_first = self.seed % 2 == 1
         self._time_ns = 0
         self.nstores = 0
         self.rank_of: dict[object, int] = {}
@@ -77,6 +82,17 @@ class RandomMachine:
             piece = words[start : start + 2]
             self.pending.append(_Store(thread, self.rank_of[thread], address + 4 * start, piece))
         self._switch()
+
+    def load_part(self, address: int, nbytes: int) -> int:
+        (word,) = self._piece(address & ~3, 1)
+        return word >> 8 * (address & 3) & (1 << 8 * nbytes) - 1
+
+    def store_part(self, address: int, nbytes: int, value: int) -> None:
+        """At once: only outputs are stored in parts, and nobody reads them."""
+        self._switch()
+        shift, mask = 8 * (address & 3), (1 << 8 * nbytes) - 1
+        word = self.words.get(address & ~3, 0)
+        self.words[address & ~3] = word & ~(mask << shift) | value << shift
 
     def exchange(self, address: int, word: int) -> int:
         self._switch()
@@ -117,7 +133,8 @@ class RandomMachine:
             if not live:
                 return
             if self.pending and self.random.random() < 0.5:
-                self._perform(self._oldest_like(self.random.choice(self.pending)))
+                among = self.pending[-2:] if self._newest_first else self.pending
+                self._perform(self._oldest_like(self.random.choice(among)))
                 continue
             rank = self.random.choice(list(live))
             thread = self.random.choice(live[rank])
@@ -170,6 +187,9 @@ def wrong_calls(
     for base in bases:
         for slot in range(layout.nslots):
             machine.words[base + epochs + 4 * slot] = first_epoch
+        if layout.nbuffers == SENTINEL_BUFFERS:
+            for offset in range(0, layout.nbytes, 4):
+                machine.words[base + offset] = SENTINEL
 
     def calls_of(rank: int) -> Iterator[list[Callable[[], None]]]:
         base = bases[rank]
@@ -194,10 +214,10 @@ def wrong_calls(
                 destination: int = destination,
             ) -> None:
                 arguments = KernelArguments.of_message(
+                    call.spec,
                     source,
                     destination,
-                    call.count * call.spec.dtype.components,
-                    call.spec.dtype.component_nbytes,
+                    call.count,
                     peers=tuple(bases),
                     epochs=base + epochs,
                     broken=base + control,

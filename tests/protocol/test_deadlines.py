@@ -43,10 +43,10 @@ def run_without_rank_2(seed: int, nlaunches: int) -> RandomMachine:
 
             def thread(index: int) -> None:
                 arguments = KernelArguments.of_message(
+                    SPEC,
                     base + ARRAYS,
                     base + ARRAYS + 4096,
                     9,
-                    SPEC.dtype.component_nbytes,
                     peers=bases,
                     epochs=base + EPOCHS,
                     broken=base + BROKEN,
@@ -98,7 +98,7 @@ def test_a_launch_on_a_broken_rank_stores_nothing(seed: int) -> None:
 def test_a_launch_that_does_not_look_at_the_broken_word_stores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shmemar.device.kernels.one_shot.was_broken", lambda _: False)
+    monkeypatch.setattr("shmemar.device.kernels.exchange.was_broken", lambda _: False)
     assert stores_of_later_launches(0) > MOST_STORES_OF_A_LAUNCH
 
 

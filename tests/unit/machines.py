@@ -19,6 +19,14 @@ class RefusingMachine:
         """Refuse a store."""
         raise AssertionError(f"unexpected {order} store of {words} at {address:#x}")
 
+    def load_part(self, address: int, nbytes: int) -> int:
+        """Refuse a load of bytes."""
+        raise AssertionError(f"unexpected load of {nbytes} bytes at {address:#x}")
+
+    def store_part(self, address: int, nbytes: int, value: int) -> None:
+        """Refuse a store of bytes."""
+        raise AssertionError(f"unexpected store of {nbytes} bytes at {address:#x}")
+
     def exchange(self, address: int, word: int) -> int:
         """Refuse an exchange."""
         raise AssertionError(f"unexpected exchange of {word} at {address:#x}")

@@ -35,7 +35,7 @@ def name_of(value: Any) -> str:
 def group_nbytes(dtype: DType, op: ReduceOp) -> int:
     """Data bytes that one thread reduces together."""
     spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, dtype, op, 2)
-    return 8 * spec.packets_per_thread
+    return 4 * spec.unit_words
 
 
 def component(dtype: DType) -> np.dtype[Any]:
@@ -75,7 +75,7 @@ def reduced(dtype: DType, op: ReduceOp, ranks: list[bytes]) -> bytes:
     packets = [word for data in ranks for word in as_packets(data)]
     step = group_nbytes(dtype, op) // 8 * WORDS_PER_PACKET
     with np.errstate(all="ignore"):
-        values = [functions.unpack(packets, step * rank) for rank in range(len(ranks))]
+        values = [functions.unpack(packets, step * rank, 2) for rank in range(len(ranks))]
         total = functools.reduce(functions.combine, values)
     return np.array(functions.pack(total), "<u4").tobytes()
 

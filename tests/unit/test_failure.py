@@ -134,3 +134,10 @@ def test_words_that_came_after_the_first_reading_are_read_again() -> None:
     error = failure_from(lambda: next(readings), 2.5)
     assert error is not None
     assert error.missing == (40,)
+
+
+def test_of_sentinel_packets_no_word_is_expected_but_data() -> None:
+    spec = KernelSpec(Kernel.TWO_SHOT, Protocol.SENTINEL, DTYPES["float64"], ReduceOp.SUM, 64)
+    error = failure(control(kernel=spec.code, seen=0xFFFAFFFA))
+    assert "two_shot_sentinel_float64_sum_64: " in str(error)
+    assert "expected data from rank 40, saw 0xfffafffa" in str(error)

@@ -13,7 +13,13 @@ WEAK, SYS = Order.WEAK, Order.RELAXED_SYS
 
 # Primitive, its arguments, what the machine is asked, and the result if loads give 1, 2, 3, ...
 CALLS = [
+    ("ld_b8", (9,), ("load_part", 9, 1), 3),
+    ("ld_b16", (10,), ("load_part", 10, 2), 3),
+    ("st_b8", (9, 0x12345), ("store_part", 9, 1, 0x45), None),
+    ("st_b16", (10, 0x12345), ("store_part", 10, 2, 0x2345), None),
     ("ld_b32", (8,), ("load", 8, 1, WEAK), 1),
+    ("ld_no_allocate_v4_b32", (16,), ("load", 16, 4, WEAK), (1, 2, 3, 4)),
+    ("st_v4_b32", (16, 5, 6, 7, 8), ("store", 16, (5, 6, 7, 8), WEAK), None),
     ("ld_no_allocate_v2_b32", (8,), ("load", 8, 2, WEAK), (1, 2)),
     ("st_b32", (8, 5), ("store", 8, (5,), WEAK), None),
     ("st_v2_b32", (8, 5, 6), ("store", 8, (5, 6), WEAK), None),
@@ -23,6 +29,7 @@ CALLS = [
     ("st_relaxed_sys_v4_b32", (16, 5, 6, 7, 8), ("store", 16, (5, 6, 7, 8), SYS), None),
     ("exch_relaxed_sys_b32", (8, 5), ("exchange", 8, 5), 9),
     ("red_relaxed_sys_add_u32", (8, 5), ("add", 8, 5), None),
+    ("fence_acq_rel_gpu", (), ("fence",), None),
     ("fence_acq_rel_sys", (), ("fence",), None),
     ("globaltimer_ns", (), ("clock_ns",), 77),
     ("relax", (), ("relax",), None),
@@ -41,6 +48,13 @@ class _Recorder:
 
     def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
         self.asked.append(("store", address, words, order))
+
+    def load_part(self, address: int, nbytes: int) -> int:
+        self.asked.append(("load_part", address, nbytes))
+        return 3
+
+    def store_part(self, address: int, nbytes: int, value: int) -> None:
+        self.asked.append(("store_part", address, nbytes, value))
 
     def add(self, address: int, value: int) -> None:
         self.asked.append(("add", address, value))

@@ -14,10 +14,10 @@ from shmemar.layout import (
     BLOCK_THREADS,
     DEFAULT_SCRATCH_NBYTES,
     FAILURE_DTYPE,
-    HALVES,
+    LL_BUFFERS,
     MAX_PACKETS_PER_THREAD,
     PACKET_NBYTES,
-    PAYLOAD_NBYTES,
+    SENTINEL_BUFFERS,
     WORD_NBYTES,
     LLLayout,
     failure_offset,
@@ -31,8 +31,9 @@ UNIT_SLOTS = BLOCK_THREADS * MAX_PACKETS_PER_THREAD
 
 epochs = st.integers(0, 0xFFFFFFFF)
 nranks = st.integers(1, MAX_RANKS)
-layouts = st.builds(LLLayout, nranks, st.integers(1, 40).map(lambda n: n * BLOCK_THREADS))
-small_layouts = st.builds(LLLayout, st.integers(1, 5), st.integers(1, 6))
+buffers = st.sampled_from([LL_BUFFERS, SENTINEL_BUFFERS])
+layouts = st.builds(LLLayout, nranks, st.integers(1, 40).map(lambda n: n * BLOCK_THREADS), buffers)
+small_layouts = st.builds(LLLayout, st.integers(1, 5), st.integers(1, 6), buffers)
 
 
 @st.composite
@@ -51,7 +52,8 @@ def test_a_packet_lies_aligned_in_the_region(data: st.DataObject, layout: LLLayo
 @given(st.data(), st.one_of(layouts, small_layouts))
 def test_different_packets_never_overlap(data: st.DataObject, layout: LLLayout) -> None:
     one, other = data.draw(packets(layout)), data.draw(packets(layout))
-    assume((one[0] % HALVES, *one[1:]) != (other[0] % HALVES, *other[1:]))
+    turns = layout.nbuffers
+    assume((one[0] % turns, *one[1:]) != (other[0] % turns, *other[1:]))
     distance = layout.packet_offset(*one) - layout.packet_offset(*other)
     assert abs(distance) >= PACKET_NBYTES
 
@@ -59,8 +61,8 @@ def test_different_packets_never_overlap(data: st.DataObject, layout: LLLayout) 
 @given(small_layouts)
 def test_packets_fill_the_region(layout: LLLayout) -> None:
     offsets = {
-        layout.packet_offset(half, source, slot)
-        for half in range(HALVES)
+        layout.packet_offset(buffer, source, slot)
+        for buffer in range(layout.nbuffers)
         for source in range(layout.nranks)
         for slot in range(layout.nslots)
     }
@@ -68,10 +70,14 @@ def test_packets_fill_the_region(layout: LLLayout) -> None:
 
 
 @given(st.data(), layouts)
-def test_a_slot_is_written_again_two_epochs_later(data: st.DataObject, layout: LLLayout) -> None:
+def test_a_slot_is_written_again_after_as_many_epochs_as_there_are_buffers(
+    data: st.DataObject, layout: LLLayout
+) -> None:
     epoch, source, slot = data.draw(packets(layout))
-    first, second, third = (layout.packet_offset(epoch + i, source, slot) for i in range(3))
-    assert first == third != second
+    turns = range(layout.nbuffers + 1)
+    first, *between, last = (layout.packet_offset(epoch + i, source, slot) for i in turns)
+    assert first == last
+    assert first not in between
 
 
 @given(nranks, st.integers(0, 2 * DEFAULT_SCRATCH_NBYTES))
@@ -86,7 +92,7 @@ def test_fit_takes_all_whole_blocks_that_fit(nranks: int, extra_nbytes: int) -> 
 
 @pytest.mark.parametrize("nranks", [1, 2, 7, MAX_RANKS])
 def test_fit_takes_exactly_one_block_and_refuses_a_byte_less(nranks: int) -> None:
-    least = HALVES * nranks * UNIT_SLOTS * PACKET_NBYTES
+    least = LL_BUFFERS * nranks * UNIT_SLOTS * PACKET_NBYTES
     assert LLLayout.fit(nranks, least).nslots == UNIT_SLOTS
     with pytest.raises(ConfigurationError) as caught:
         LLLayout.fit(nranks, least - 1)
@@ -110,49 +116,57 @@ def test_every_slot_has_an_epoch_word(layout: LLLayout) -> None:
 
 
 @given(
-    st.integers(1, 1 << 24),
+    st.integers(1, 1 << 21),
     layouts,
     st.sampled_from([1, 2]),
     st.none() | st.integers(1, 50),
 )
 def test_a_grid_covers_the_message_as_far_as_slots_and_cap_allow(
-    nbytes: int, layout: LLLayout, packets_per_thread: int, max_blocks: int | None
+    ngroups: int, layout: LLLayout, packets_per_thread: int, max_blocks: int | None
 ) -> None:
     per_block = BLOCK_THREADS * packets_per_thread
     assume(layout.nslots >= per_block)
-    grid = grid_for(nbytes, layout, packets_per_thread=packets_per_thread, max_blocks=max_blocks)
+    grid = grid_for(ngroups, layout, packets_per_thread=packets_per_thread, max_blocks=max_blocks)
     slots_used = grid.nthreads * packets_per_thread
     assert grid.block_threads == BLOCK_THREADS
     assert grid.blocks >= 1
     assert slots_used <= layout.nslots
     assert max_blocks is None or grid.blocks <= max_blocks
     is_full = slots_used + per_block > layout.nslots or grid.blocks == max_blocks
-    assert is_full or slots_used * PAYLOAD_NBYTES >= nbytes
-    assert (slots_used - per_block) * PAYLOAD_NBYTES < nbytes, "a block would have nothing to do"
+    assert is_full or grid.nthreads >= ngroups
+    assert grid.nthreads - BLOCK_THREADS < ngroups, "a block would have nothing to do"
 
 
-@given(st.integers(0, 1 << 40))
-def test_packets_carry_every_byte_and_none_is_empty(nbytes: int) -> None:
-    assert 0 <= packet_count(nbytes) * PAYLOAD_NBYTES - nbytes < PAYLOAD_NBYTES
+@given(st.integers(0, 1 << 40), st.sampled_from([8, 16]))
+def test_packets_carry_every_byte_and_none_is_empty(nbytes: int, payload_nbytes: int) -> None:
+    assert 0 <= packet_count(nbytes, payload_nbytes) * payload_nbytes - nbytes < payload_nbytes
 
 
 @pytest.mark.parametrize(
-    ("address", "nbytes", "expected"),
-    [(0x100, 32, 4), (0x100, 36, 4), (0x100, 4, 0), (0x104, 32, 0), (0x108, 8, 1)],
+    ("address", "nbytes", "payload_nbytes", "expected"),
+    [
+        (0x100, 32, 8, 4),
+        (0x100, 36, 8, 4),
+        (0x100, 4, 8, 0),
+        (0x104, 32, 8, 0),
+        (0x108, 8, 8, 1),
+        (0x108, 32, 16, 0),
+        (0x110, 40, 16, 2),
+    ],
 )
 def test_whole_packets_of_aligned_arrays_move_at_once(
-    address: int, nbytes: int, expected: int
+    address: int, nbytes: int, payload_nbytes: int, expected: int
 ) -> None:
-    assert vector_packets(address, nbytes) == expected
+    assert vector_packets(address, nbytes, payload_nbytes) == expected
 
 
 @given(st.integers(1, 1 << 24), layouts, st.none() | st.integers(1, 50))
 def test_equal_arguments_give_equal_grids(
-    nbytes: int, layout: LLLayout, max_blocks: int | None
+    ngroups: int, layout: LLLayout, max_blocks: int | None
 ) -> None:
-    twin = LLLayout(layout.nranks, layout.nslots)
-    grid = grid_for(nbytes, layout, max_blocks=max_blocks)
-    assert grid == grid_for(nbytes, twin, max_blocks=max_blocks)
+    twin = LLLayout(layout.nranks, layout.nslots, layout.nbuffers)
+    grid = grid_for(ngroups, layout, max_blocks=max_blocks)
+    assert grid == grid_for(ngroups, twin, max_blocks=max_blocks)
 
 
 def test_the_least_scratch_has_room_for_a_block_of_every_kernel() -> None:
@@ -167,24 +181,31 @@ def test_failure_words_lie_side_by_side_and_fill_the_record() -> None:
 
 
 def diagram() -> dict[str, list[str]]:
-    """Cut the diagram in the docstring into starts of half 0, of half 1, and of slots, and H."""
+    """Cut the diagram in the docstring into starts of buffers 0 and 1, and of slots, and B."""
     text = (shmemar.layout.__doc__ or "").partition("::\n")[2]
     first, second, slots = (
-        re.search(rf"{head}(.*)", text) for head in ("half 0", "half 1", "16-byte packet a slot:")
+        re.search(rf"{head}(.*)", text)
+        for head in ("buffer 0", "buffer 1", "16-byte packet a slot:")
     )
-    definition = re.search(r"H = (.*)", text)
+    definition = re.search(r"B = (.*)", text)
     assert first
     assert second
     assert slots
     assert definition
     starts = [re.findall(r"\[([^,]+), [^)]*\)(?: |$)", m[1]) for m in (first, second, slots)]
-    return {"half 0": starts[0], "half 1": starts[1], "slot": starts[2], "H": [definition[1]]}
+    first_starts, second_starts, slot_starts = starts
+    return {
+        "buffer 0": first_starts,
+        "buffer 1": second_starts,
+        "slot": slot_starts,
+        "B": [definition[1]],
+    }
 
 
 def value(formula: str, layout: LLLayout) -> int:
     """Evaluate a formula of the diagram, which writes 2P for 2 * P."""
     spelled = re.sub(r"(?<=[\dN)])(?=[PN(])", "*", formula)
-    names = {"N": layout.nranks, "P": layout.pitch_nbytes, "H": layout.half_nbytes}
+    names = {"N": layout.nranks, "P": layout.pitch_nbytes, "B": layout.buffer_nbytes}
     return int(eval(spelled, {}, names))  # noqa: S307
 
 
@@ -194,17 +215,17 @@ def test_the_diagram_agrees_with_packet_offset(layout: LLLayout) -> None:
         return [value(formula, layout) for formula in diagram()[name]]
 
     last = layout.nranks - 1
-    assert starts("H") == [layout.half_nbytes]
-    assert starts("half 0") == [layout.packet_offset(0, source, 0) for source in (0, 1, last)]
-    assert starts("half 1") == [layout.packet_offset(1, 0, 0)]
+    assert starts("B") == [layout.buffer_nbytes]
+    assert starts("buffer 0") == [layout.packet_offset(0, source, 0) for source in (0, 1, last)]
+    assert starts("buffer 1") == [layout.packet_offset(1, 0, 0)]
     assert starts("slot") == [layout.packet_offset(0, 0, slot) for slot in (0, 1)]
 
 
 @given(st.data(), layouts)
-def test_a_packets_offset_is_half_then_source_then_slot(
+def test_a_packets_offset_is_buffer_then_source_then_slot(
     data: st.DataObject, layout: LLLayout
 ) -> None:
     epoch, source, slot = data.draw(packets(layout))
     pitch = 16 * layout.nslots
-    half_start = (epoch & 1) * layout.nranks * pitch
-    assert layout.packet_offset(epoch, source, slot) == half_start + source * pitch + 16 * slot
+    start = epoch % layout.nbuffers * layout.nranks * pitch
+    assert layout.packet_offset(epoch, source, slot) == start + source * pitch + 16 * slot

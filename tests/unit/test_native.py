@@ -72,6 +72,31 @@ def test_what_was_stored_is_loaded(nwords: int) -> None:
     assert destination.tolist() == [*source[:nwords].tolist(), *[0] * (8 - nwords)]
 
 
+def test_four_plain_words_are_copied() -> None:
+    def copy(source: int, destination: int) -> None:
+        first, second, third, fourth = memory.ld_no_allocate_v4_b32(source)
+        memory.st_v4_b32(destination, first, second, third, fourth)
+
+    source, destination = np.arange(7, 13, dtype=np.uint32), np.zeros(6, np.uint32)
+    njit(types.void(ADDRESS, ADDRESS))(copy)(address_of(source), address_of(destination))
+    assert destination.tolist() == [7, 8, 9, 10, 0, 0]
+
+
+@pytest.mark.parametrize("nbytes", [1, 2])
+def test_parts_of_a_word_are_copied_and_nothing_beside_them(nbytes: int) -> None:
+    def copy_1(source: int, destination: int) -> None:
+        memory.st_b8(destination, u32(memory.ld_b8(source) | u32(0xABCD00)))
+
+    def copy_2(source: int, destination: int) -> None:
+        memory.st_b16(destination, u32(memory.ld_b16(source) | u32(0xABCD0000)))
+
+    copy = njit(types.void(ADDRESS, ADDRESS))({1: copy_1, 2: copy_2}[nbytes])
+    source, destination = np.arange(0xF1, 0xF9, dtype=np.uint8), np.zeros(8, np.uint8)
+    copy(address_of(source[2:]), address_of(destination[4:]))
+    expected = [*[0] * 4, *source[2 : 2 + nbytes].tolist(), *[0] * (4 - nbytes)]
+    assert destination.tolist() == expected
+
+
 def test_the_clock_goes_on_in_nanoseconds() -> None:
     def wait_ns(duration: int) -> int:
         start = memory.globaltimer_ns()

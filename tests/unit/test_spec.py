@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
+from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
 from shmemar.spec import MAX_RANKS, Kernel, KernelSpec, Protocol
 
@@ -20,6 +20,7 @@ SPECS = [
     for dtype in DTYPES.values()
     for op in supported_ops(dtype)
     for nranks in (1, 2, 3, MAX_RANKS)
+    if protocol is Protocol.LL or dtype.kind is Kind.FLOAT
 ]
 
 
@@ -56,4 +57,32 @@ def test_packets_of_a_thread_hold_whole_numbers_where_they_are_multiplied(
     original: KernelSpec,
 ) -> None:
     is_pair = original.dtype.name == "complex128" and original.op is ReduceOp.PROD
-    assert original.packets_per_thread == (2 if is_pair else 1)
+    assert original.unit_words == (4 if is_pair else 2)
+    needs_two = is_pair and original.protocol is Protocol.LL
+    assert original.packets_per_thread == (2 if needs_two else 1)
+    assert original.packets_per_thread * original.payload_nbytes % (4 * original.unit_words) == 0
+
+
+@pytest.mark.parametrize("dtype", [name for name, each in DTYPES.items() if each.kind is Kind.INT])
+def test_integers_have_no_sentinel(dtype: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"protocol is sentinel, and dtype {dtype}.*ll"):
+        KernelSpec(Kernel.ONE_SHOT, Protocol.SENTINEL, DTYPES[dtype], ReduceOp.SUM, 2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "protocol", "nbytes", "ngroups"),
+    [
+        (Kernel.ONE_SHOT, Protocol.LL, 8, 1),
+        (Kernel.ONE_SHOT, Protocol.LL, 9, 2),
+        (Kernel.ONE_SHOT, Protocol.SENTINEL, 33, 3),
+        (Kernel.TWO_SHOT, Protocol.LL, 1, 1),
+        (Kernel.TWO_SHOT, Protocol.LL, 32, 1),
+        (Kernel.TWO_SHOT, Protocol.LL, 33, 2),
+        (Kernel.TWO_SHOT, Protocol.SENTINEL, 65, 2),
+    ],
+)
+def test_threads_of_a_two_shot_kernel_take_a_packet_of_each_share(
+    kernel: Kernel, protocol: Protocol, nbytes: int, ngroups: int
+) -> None:
+    spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 4)
+    assert spec.group_count(nbytes) == ngroups

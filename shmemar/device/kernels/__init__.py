@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from shmemar.device.kernels import one_shot
+from shmemar.device.kernels import one_shot, two_shot
 from shmemar.device.kernels.arguments import KernelArguments, numba_type
 from shmemar.spec import Kernel
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["BUILDERS", "KernelArguments", "build", "numba_type"]
 
 BUILDERS: Mapping[Kernel, Callable[[KernelSpec, LLLayout], Callable[..., Any]]] = MappingProxyType(
-    {Kernel.ONE_SHOT: one_shot.build}
+    {Kernel.ONE_SHOT: one_shot.build, Kernel.TWO_SHOT: two_shot.build}
 )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shmemar.layout import packet_count, vector_packets
+
+if TYPE_CHECKING:
+    from shmemar.spec import KernelSpec
 
 __all__ = ["KernelArguments", "numba_type"]
 
@@ -19,6 +22,8 @@ class KernelArguments(NamedTuple):
         source: Address of the input.
         destination: Address of the output.
         npackets: Packets of the message, less than 2**32 - the threads of the launch.
+        share: Packets that are divided among threads: all, or of a two-shot kernel those that one
+            rank reduces; whole groups of a thread's packets.
         source_vectors: Packets whose payload one access loads (`layout.vector_packets`).
         destination_vectors: Packets whose payload one access stores.
         ncomponents: Components of the message: elements, twice that for complex ones.
@@ -32,6 +37,7 @@ class KernelArguments(NamedTuple):
     source: int
     destination: int
     npackets: int
+    share: int
     source_vectors: int
     destination_vectors: int
     ncomponents: int
@@ -42,17 +48,18 @@ class KernelArguments(NamedTuple):
 
     @classmethod
     def of_message(
-        cls, source: int, destination: int, ncomponents: int, component_nbytes: int, **others: Any
+        cls, spec: KernelSpec, source: int, destination: int, count: int, **others: Any
     ) -> KernelArguments:
-        """Fill in what follows from where a message of `ncomponents` lies."""
-        nbytes = ncomponents * component_nbytes
+        """Fill in what follows from where a message of `count` elements lies."""
+        nbytes = count * spec.dtype.itemsize
         return cls(
             source=source,
             destination=destination,
-            npackets=packet_count(nbytes),
-            source_vectors=vector_packets(source, nbytes),
-            destination_vectors=vector_packets(destination, nbytes),
-            ncomponents=ncomponents,
+            npackets=packet_count(nbytes, spec.payload_nbytes),
+            share=spec.group_count(nbytes) * spec.packets_per_thread,
+            source_vectors=vector_packets(source, nbytes, spec.payload_nbytes),
+            destination_vectors=vector_packets(destination, nbytes, spec.payload_nbytes),
+            ncomponents=count * spec.dtype.components,
             **others,
         )
 

@@ -11,6 +11,7 @@ import json
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from benchmarks.timing import Result
 
 HEADER = (
-    f"#{'size':>9}{'count':>10}{'type':>11}{'redop':>6}{'mode':>8}{'kernel':>13}{'blocks':>7}"
+    f"#{'size':>9}{'count':>10}{'type':>11}{'redop':>6}{'mode':>8}{'kernel':>18}{'blocks':>7}"
     f"{'time':>9}{'p20':>9}{'p80':>9}{'p99':>9}{'other':>9}{'algbw':>8}{'busbw':>8}{'#wrong':>8}\n"
-    f"#{'(B)':>9}{'(elems)':>10}{'':>11}{'':>6}{'':>8}{'':>13}{'':>7}"
+    f"#{'(B)':>9}{'(elems)':>10}{'':>11}{'':>6}{'':>8}{'':>18}{'':>7}"
     f"{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(GB/s)':>8}{'(GB/s)':>8}"
 )
 
@@ -59,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine-code", help="registers, spills and instructions of each kernel, on a GPU host"
     )
     code.add_argument("--ranks", default="2,4,8", metavar="N,...")
+    code.add_argument("--kernels", default="one_shot,two_shot", metavar="NAME,...")
+    code.add_argument("--protocols", default="ll,sentinel", metavar="NAME,...")
     code.add_argument("-d", "--dtype", default="float32", choices=DTYPES)
     code.add_argument("-o", "--op", default="sum", choices=[op.value for op in ReduceOp])
     code.add_argument("--json", type=Path, metavar="FILE", help="write it here too")
@@ -74,8 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     repeating = modes != ["eager"]
     if arguments.in_place and repeating and arguments.op not in ("min", "max"):
         parser.error("--in-place needs --op min or max, or -m eager: other calls don't repeat")
-    if arguments.chained and ("eager" in modes or arguments.in_place or arguments.op == "prod"):
-        parser.error("--chained needs -m device,graph, an --op but prod, and no --in-place")
+    changes_scale = arguments.op in {"prod", "avg"}
+    if arguments.chained and ("eager" in modes or arguments.in_place or changes_scale):
+        parser.error("--chained needs -m device,graph, --op sum, min or max, and no --in-place")
     return _allreduce(arguments, modes)
 
 
@@ -125,8 +129,12 @@ def _machine_code(arguments: argparse.Namespace) -> int:
     dtype = as_dtype(arguments.dtype)
     op = as_reduce_op(arguments.op, dtype)
     found = []
-    for nranks in map(int, arguments.ranks.split(",")):
-        spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, dtype, op, nranks)
+    for kernel, protocol, nranks in product(
+        map(Kernel, arguments.kernels.split(",")),
+        map(Protocol, arguments.protocols.split(",")),
+        map(int, arguments.ranks.split(",")),
+    ):
+        spec = KernelSpec(kernel, protocol, dtype, op, nranks)
         for looped in (False, True):
             found.append(disassemble(spec, looped=looped))
             print(found[-1], flush=True)
@@ -151,7 +159,7 @@ def _line(row: Result, nranks: int) -> str:
     other = "" if row.other_us is None else f"{row.other_us:.2f}"
     cells: list[Any] = [
         f"{row.nbytes:>10}{row.count:>10}{row.dtype:>11}{row.op:>6}{row.mode:>8}",
-        f"{row.kernel:>13}{row.blocks:>7}{row.median_us:>9.2f}{row.p20_us:>9.2f}",
+        f"{row.kernel:>18}{row.blocks:>7}{row.median_us:>9.2f}{row.p20_us:>9.2f}",
         f"{row.p80_us:>9.2f}{row.p99_us:>9.2f}{other:>9}{algbw:>8.2f}{busbw:>8.2f}{row.wrong:>8}",
     ]
     return "".join(cells)

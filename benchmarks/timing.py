@@ -23,10 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmemar.dtypes import Kind, ReduceOp
+from shmemar.dtypes import ReduceOp
 from shmemar.errors import ArgumentError
 from shmemar.host.arrays import Arrays
-from shmemar.host.exact import COMBINE, LARGEST, count_wrong, exact_input, exact_result, poison
+from shmemar.host.exact import (
+    COMBINE,
+    count_wrong,
+    exact_input,
+    exact_limit,
+    exact_result,
+    largest_input,
+    poison,
+)
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
@@ -187,10 +195,11 @@ def _why_not_exact(mode: str, case: Case, nranks: int) -> str | None:
         return f"in place, {case.op.value} does not repeat; expected op min or max"
     if not case.chained:
         return None
-    if case.in_place or case.op is ReduceOp.PROD:
+    if case.in_place or case.op in (ReduceOp.PROD, ReduceOp.AVG):
         return "chained needs op sum, min or max, and not in place"
-    largest = 2 * case.repeats * nranks * LARGEST
-    if case.op is ReduceOp.SUM and case.dtype.kind is not Kind.INT and largest >= 1 << 24:
+    largest = 2 * case.repeats * nranks * largest_input(case.dtype)
+    limit = exact_limit(case.dtype)
+    if case.op is ReduceOp.SUM and limit is not None and largest >= limit:
         return f"{case.repeats} chained sums of {nranks} ranks are not exact; expected fewer"
     return None
 

@@ -16,7 +16,7 @@ from shmemar.layout import DEFAULT_SCRATCH_NBYTES, DEFAULT_TWO_SHOT_SCRATCH_NBYT
 from shmemar.spec import Backend, Kernel, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "COMPILE_TIMEOUT_S",
@@ -111,9 +111,9 @@ def set_default(name: str, value: str) -> None:
 
 def _parsers() -> dict[str, Callable[[str, str], Any]]:
     return {
-        "SHMEMAR_BACKEND": _member(Backend),
-        "SHMEMAR_KERNEL": _member(Kernel),
-        "SHMEMAR_PROTOCOL": _member(Protocol),
+        "SHMEMAR_BACKEND": _member(list(Backend)),
+        "SHMEMAR_KERNEL": _member([kernel for kernel in Kernel if kernel.reduces]),
+        "SHMEMAR_PROTOCOL": _member(list(Protocol)),
         "SHMEMAR_TIMEOUT_S": _seconds,
         "SHMEMAR_CHECK": _switch,
         "SHMEMAR_MULTICAST": _switch,
@@ -138,13 +138,13 @@ def _refuse(variable: str, text: str, expected: str) -> ConfigurationError:
     )
 
 
-def _member(enum: type[E]) -> Callable[[str, str], E]:
+def _member(members: Sequence[E]) -> Callable[[str, str], E]:
+    named = {str(member.value): member for member in members}
+
     def parse(variable: str, text: str) -> E:
-        try:
-            return enum(text)
-        except ValueError:
-            names = ", ".join(str(member.value) for member in enum)
-            raise _refuse(variable, text, f"one of {names}") from None
+        if text not in named:
+            raise _refuse(variable, text, f"one of {', '.join(named)}")
+        return named[text]
 
     return parse
 

@@ -1,4 +1,4 @@
-"""Arithmetic on bytes: packets, slots, halves, epoch words, the failure record, and the grid.
+"""Arithmetic on bytes: packets, slots, buffers, epoch words, the failure record, and the grid.
 
 Everything here is pure and the same on every rank, because the thread that writes a slot on one
 rank and the thread that reads it on another compute its address apart from each other.
@@ -84,8 +84,8 @@ FAILURE_DTYPE = np.dtype(
             "block_threads",
             "slot",
             "epoch",
-            "expected",  # the word that was waited for
-            "seen",  # what stood there instead
+            "expected",  # the flag that was waited for; of sentinel packets any data was
+            "seen",  # a word that stood there instead
         )
     ]
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from shmemar.dtypes import DTYPES, DType, Kind, ReduceOp, supported_ops
+from shmemar.dtypes import DTYPES, DType, ReduceOp, why_unsupported
 from shmemar.errors import ArgumentError
 from shmemar.layout import LL_BUFFERS, PACKET_NBYTES, SENTINEL_BUFFERS, WORD_NBYTES, packet_count
 
@@ -41,6 +41,12 @@ class Kernel(Enum):
 
     ONE_SHOT = "one_shot"
     TWO_SHOT = "two_shot"
+    BROADCAST = "broadcast"
+
+    @property
+    def reduces(self) -> bool:
+        """True of those that all-reduce, which are the ones to be pinned."""
+        return self is not Kernel.BROADCAST
 
 
 class Protocol(Enum):
@@ -71,11 +77,12 @@ class KernelSpec:
     def __post_init__(self) -> None:
         if not 1 <= self.nranks <= MAX_RANKS:
             raise ArgumentError(f"nranks is {self.nranks}; expected 1 to {MAX_RANKS}.")
-        if self.op not in supported_ops(self.dtype):
+        why = why_unsupported(self.dtype, self.op)
+        if why is not None:
             raise ArgumentError(
-                f"op is {self.op.value!r}, which {self.dtype.name} does not define."
+                f"op is {self.op.value!r}, which {self.dtype.name} does not define ({why})."
             )
-        if self.protocol is Protocol.SENTINEL and self.dtype.kind is Kind.INT:
+        if self.protocol is Protocol.SENTINEL and self.dtype.is_integer:
             raise ArgumentError(
                 f"protocol is sentinel, and dtype {self.dtype.name}, in which every value may be "
                 "data, so that none is left to mean an empty slot; expected protocol ll. Unset "

@@ -23,6 +23,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="calls in the random sequence of tests/distributed (default: 1000)",
     )
     group.addoption(
+        "--every-kernel",
+        action="store_true",
+        help="run each type and operator with each kernel and protocol; default: with one, in turn",
+    )
+    group.addoption(
         "--backend",
         choices=["emulated", "nvshmem"],
         default="emulated",

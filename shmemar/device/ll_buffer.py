@@ -115,19 +115,23 @@ class LLBuffer(NamedTuple):
         if self.machine_word_nbytes != 0:
             fence_acq_rel_gpu()
 
-    def recv_unrolled(self, slot: int, packets: list[int], first: int, step: int) -> bool:
-        """Receive `slot` from every peer.
+    def recv_unrolled(
+        self, slot: int, packets: list[int], at: int, step: int, source: int, end: int
+    ) -> bool:
+        """Receive `slot` from the ranks `source` to ``end - 1``, but the own one.
 
-        The packets of all peers are loaded before any is judged, so that one round trip to L2
-        serves them all.
+        The packets of all of them are loaded before any is judged, so that one round trip to L2
+        serves them all. Each takes four registers: beyond a dozen or so, receive in parts.
 
         Args:
             slot: The slot.
             packets: Word array; the packet of rank r goes to the four words from
-                ``first + step * r`` on, {data, flag, data, flag} or {data, data, data, data}. Those
-                of the own rank are left alone.
-            first: Word of rank 0's packet.
+                ``at + step * (r - source)`` on, {data, flag, data, flag} or four of data. Those of
+                the own rank are left alone.
+            at: Word of the first packet.
             step: Words between the packets of two ranks.
+            source: The first rank, a constant of the kernel's code.
+            end: The rank behind the last one, likewise.
 
         Returns:
             True when all have arrived; False when the deadline passed, on this call or before it.
@@ -135,30 +139,30 @@ class LLBuffer(NamedTuple):
         polls = u32(0)
         since_ns = u64(0)
         while True:
-            for distance in range(1, len(self.peers)):
-                source = _rank_after(self, distance)
-                packet = ld_relaxed_sys_v4_b32(_packet_address(self, self.rank, source, slot))
-                for word in range(WORDS_PER_PACKET):
-                    packets[first + step * source + word] = packet[word]
-            if _all_arrived(self, packets, first, step):
+            for peer in range(source, end):
+                if peer != self.rank:
+                    packet = ld_relaxed_sys_v4_b32(_packet_address(self, self.rank, peer, slot))
+                    for word in range(WORDS_PER_PACKET):
+                        packets[at + step * (peer - source) + word] = packet[word]
+            if _all_arrived(self, packets, at, step, source, end):
                 return True
             polls = u32(polls + u32(1))
             if polls & u32(POLLS_PER_LOOK - 1) == u32(0):
                 if since_ns == u64(0):
                     since_ns = globaltimer_ns()
                 if should_give_up(self.watchdog, since_ns):
-                    _report_missing(self, slot, packets, first, step)
+                    _report_missing(self, slot, packets, at, step, source, end)
                     return False
             relax()
 
-    def reset(self, slot: int) -> None:
-        """Empty `slot` of what every peer sent to it. With LL packets nothing is to be done."""
+    def reset(self, slot: int, source: int, end: int) -> None:
+        """Empty `slot` of what the ranks `source` to ``end - 1`` sent. LL packets need it not."""
         if self.machine_word_nbytes != 0:
             empty = u32(SENTINEL)
-            for distance in range(1, len(self.peers)):
-                source = _rank_after(self, distance)
-                address = _packet_address(self, self.rank, source, slot)
-                st_relaxed_sys_v4_b32(address, empty, empty, empty, empty)
+            for peer in range(source, end):
+                if peer != self.rank:
+                    address = _packet_address(self, self.rank, peer, slot)
+                    st_relaxed_sys_v4_b32(address, empty, empty, empty, empty)
 
 
 device(packet_offset)
@@ -190,23 +194,27 @@ def _arrived(ll: LLBuffer, packets: list[int], at: int) -> bool:
 
 
 @device
-def _all_arrived(ll: LLBuffer, packets: list[int], first: int, step: int) -> bool:
+def _all_arrived(
+    ll: LLBuffer, packets: list[int], at: int, step: int, source: int, end: int
+) -> bool:
     arrived = True
-    for distance in range(1, len(ll.peers)):
-        arrived = arrived & _arrived(ll, packets, first + step * _rank_after(ll, distance))
+    for peer in range(source, end):
+        if peer != ll.rank:
+            arrived = arrived & _arrived(ll, packets, at + step * (peer - source))
     return arrived
 
 
 @device
-def _report_missing(ll: LLBuffer, slot: int, packets: list[int], first: int, step: int) -> None:
+def _report_missing(
+    ll: LLBuffer, slot: int, packets: list[int], at: int, step: int, source: int, end: int
+) -> None:
     missing = u64(0)
-    peer = ll.rank
+    first = ll.rank
     seen = u32(0)
-    for distance in range(len(ll.peers) - 1, 0, -1):
-        source = _rank_after(ll, distance)
-        at = first + step * source
-        if not _arrived(ll, packets, at):
-            missing = missing | (u64(1) << u64(source))
-            peer = source
-            seen = packets[at + 1] if packets[at + 1] != ll.epoch else packets[at + 3]
-    report(ll.watchdog, peer, missing, slot, ll.epoch, ll.epoch, seen)
+    for peer in range(end - 1, source - 1, -1):
+        here = at + step * (peer - source)
+        if peer != ll.rank and not _arrived(ll, packets, here):
+            missing = missing | (u64(1) << u64(peer))
+            first = peer
+            seen = packets[here + 1] if packets[here + 1] != ll.epoch else packets[here + 3]
+    report(ll.watchdog, first, missing, slot, ll.epoch, ll.epoch, seen)

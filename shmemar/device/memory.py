@@ -121,7 +121,7 @@ def red_relaxed_sys_add_u32(address: int, value: int) -> None:
 
 
 def fence_acq_rel_gpu() -> None:
-    """Order the thread's memory operations around it, for observers on its own GPU."""
+    """Order the thread's memory operations around it, as observers on its own GPU see them."""
     current().fence()
 
 

@@ -14,6 +14,7 @@ from llvmlite import ir
 from numba import extending, types
 
 from shmemar.device import memory, words
+from shmemar.device.float16 import f16_from_f32, f32_from_f16
 from shmemar.device.lowering import U32, U64, instruction, lower_words
 from shmemar.device.registry import Compiler
 
@@ -145,7 +146,15 @@ def _lower_rest(compiler: Compiler) -> None:
     def give_way() -> None:
         _sched_yield()
 
+    def two_f16(word: int) -> Any:
+        return f32_from_f16(U32(word & U32(0xFFFF))), f32_from_f16(U32(word >> U32(16)))
+
+    def join_f16(low: Any, high: Any) -> Any:
+        return U32(f16_from_f32(low) | U32(f16_from_f32(high) << U32(16)))
+
     compiler.lower(memory.globaltimer_ns)(lambda: clock_ns)
     compiler.lower(memory.relax)(lambda: give_way)
     compiler.lower(words.word_array)(lambda length: lambda length: np.zeros(length, np.uint32))
     compiler.lower(words.mul_rn)(lambda left, right: lambda left, right: left * right)
+    compiler.lower(words.two_f16_from_word)(lambda word: two_f16)
+    compiler.lower(words.word_from_two_f16)(lambda low, high: join_f16)

@@ -174,6 +174,20 @@ def _lower_arrays(compiler: Compiler) -> None:
 def _lower_arithmetic(compiler: Compiler) -> None:
     mul_f32 = _ptx(compiler, "mul.rn.f32 $0, $1, $2;", "ff", "f", pure=True)
     mul_f64 = _ptx(compiler, "mul.rn.f64 $0, $1, $2;", "dd", "d", pure=True)
+    two_f16 = _ptx(
+        compiler,
+        "{.reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b;}",
+        "r",
+        "ff",
+        pure=True,
+    )
+    join_f16 = _ptx(
+        compiler,
+        "{.reg .b16 a, b; cvt.rn.f16.f32 a, $1; cvt.rn.f16.f32 b, $2; mov.b32 $0, {a, b};}",
+        "ff",
+        "r",
+        pure=True,
+    )
 
     def mul_rn(left: Any, right: Any) -> Callable[..., Any] | None:
         if left == types.float32 and right == types.float32:
@@ -183,3 +197,5 @@ def _lower_arithmetic(compiler: Compiler) -> None:
         return None
 
     compiler.lower(words.mul_rn)(mul_rn)
+    compiler.lower(words.two_f16_from_word)(lambda word: lambda word: two_f16(word))
+    compiler.lower(words.word_from_two_f16)(lambda low, high: lambda low, high: join_f16(low, high))

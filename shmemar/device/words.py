@@ -18,11 +18,13 @@ __all__ = [
     "i64_from_word",
     "i64_from_words",
     "mul_rn",
+    "two_f16_from_word",
     "u32",
     "u64",
     "word_array",
     "word_from_f32",
     "word_from_i64",
+    "word_from_two_f16",
     "words_from_f64",
     "words_from_i64",
 ]
@@ -61,6 +63,29 @@ def f32_from_word(word: int) -> np.float32:
 def word_from_f32(value: np.float32) -> int:
     """Reinterpret a float32 as a word."""
     return int(np.float32(value).view(np.uint32))
+
+
+def two_f16_from_word(word: int) -> tuple[np.float32, np.float32]:
+    """Convert the two float16 of a word to float32, the lower half first."""
+    low, high = (np.uint16(word >> shift & 0xFFFF).view(np.float16) for shift in (0, 16))
+    return np.float32(low), np.float32(high)
+
+
+def word_from_two_f16(low: np.float32, high: np.float32) -> int:
+    """Round two float32 to the nearest float16, ties to even, and join them to a word.
+
+    A NaN becomes a quiet one: on a CPU with the upper bits of what it carries, on a GPU the one
+    that the GPU gives for all.
+    """
+    return _f16_bits(low) | _f16_bits(high) << 16
+
+
+def _f16_bits(value: np.float32) -> int:
+    bits = word_from_f32(value)
+    if np.isnan(value):
+        return bits >> 16 & 0x8000 | 0x7E00 | bits >> 13 & 0x03FF
+    with np.errstate(all="ignore"):
+        return int(np.float32(value).astype(np.float16).view(np.uint16))
 
 
 def f64_from_words(low: int, high: int) -> np.float64:

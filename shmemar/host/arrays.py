@@ -54,6 +54,8 @@ class Arrays:
         if self.library == "torch":
             import torch
 
+            if host.dtype.name == "bfloat16":  # which torch does not take from numpy, nor gives it
+                return torch.from_numpy(host.view(np.int16).copy()).cuda().view(torch.bfloat16)
             return torch.from_numpy(host.copy()).cuda()
         return host.copy()
 
@@ -62,6 +64,10 @@ class Arrays:
         if self.library == "cupy":
             return np.asarray(array.get())
         if self.library == "torch":
+            import torch
+
+            if array.dtype == torch.bfloat16:
+                return np.asarray(array.cpu().view(torch.int16).numpy().view("bfloat16"))
             return np.asarray(array.cpu().numpy())
         return np.array(array)
 

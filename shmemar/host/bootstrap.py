@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from shmemar import errors
 from shmemar.config import environment
 from shmemar.errors import (
@@ -22,6 +24,7 @@ from shmemar.errors import (
     MismatchError,
     ShmemarError,
 )
+from shmemar.host.average import scale_to_average
 from shmemar.host.ranks import group_ranks, list_groups, name_ranks
 
 if TYPE_CHECKING:
@@ -43,6 +46,14 @@ ErrorEntry = tuple[str, str] | None
 """Class and text of a rank's error, as ranks exchange it."""
 
 _TAG = 7
+
+_WIDER = {
+    "float16": np.float32,
+    "bfloat16": np.float32,
+    "int8": np.int32,
+    "uint8": np.uint32,
+}
+"""What MPI reduces instead of types that it lacks, or whose sums Open MPI lets saturate."""
 
 _unfinished: list[Any] = []
 """Requests that were given up: MPI may still read their buffers, so they are kept."""
@@ -203,20 +214,46 @@ class Bootstrap:
     def allreduce_host(self, x: Any, out: Any, op: str) -> None:
         """Reduce host arrays with MPI's own all-reduce. Collective.
 
+        MPI has no 16-bit floats and no average: it gets float32, and makes sums.
+
         Raises:
             CollectiveTimeoutError: It did not end within the deadline; MPI does not say for whom.
         """
+        wider = _WIDER.get(out.dtype.name)
+        if wider is not None:
+            wide = x.astype(wider)
+            self.allreduce_host(wide, wide, op)
+            with np.errstate(over="ignore"):
+                out.reshape(-1)[...] = wide.reshape(-1).astype(out.dtype)
+            return
         if x.__array_interface__["data"][0] != out.__array_interface__["data"][0]:
             out.reshape(-1)[...] = x.reshape(-1)
-        request = self._comm.Iallreduce(self._mpi.IN_PLACE, out, op=getattr(self._mpi, op.upper()))
+        if op == "avg":
+            self.allreduce_host(out, out, "sum")
+            scale_to_average(out, self.size)
+            return
+        operator = getattr(self._mpi, op.upper())
+        request = self._comm.Iallreduce(self._mpi.IN_PLACE, out, op=operator)
+        self._finish(request, out, "all-reduce")
+
+    def broadcast_host(self, x: Any, root: int) -> None:
+        """Broadcast a host array with MPI's own broadcast, byte by byte. Collective.
+
+        Raises:
+            CollectiveTimeoutError: As of `allreduce_host`.
+        """
+        contents = x.reshape(-1).view(np.uint8)
+        self._finish(self._comm.Ibcast(contents, root=root), contents, "broadcast")
+
+    def _finish(self, request: Any, array: Any, name: str) -> None:
         start = time.monotonic()
         while not request.Test():
             waited_s = time.monotonic() - start
             if self._timeout_s and waited_s > self._timeout_s:
-                _unfinished.append((request, out))
+                _unfinished.append((request, array))
                 raise CollectiveTimeoutError(
-                    f"rank {self.rank} waited more than {self._timeout_s:g} s in MPI's all-reduce "
-                    "of a numpy array. A rank failed, or is in another call. The communicator is "
+                    f"rank {self.rank} waited more than {self._timeout_s:g} s in MPI's {name} of a "
+                    "numpy array. A rank failed, or is in another call. The communicator is "
                     "broken: close it.",
                     rank=self.rank,
                     missing=(),

@@ -25,7 +25,7 @@ from shmemar.host.bootstrap import as_entry, leave_without_finalize, raise_any
 from shmemar.host.failure import failure_from
 from shmemar.host.heap import SymmetricHeap
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
-from shmemar.host.ranks import group_ranks, list_groups
+from shmemar.host.ranks import as_rank, group_ranks, list_groups
 from shmemar.host.scratch import Scratch, layout_for, make_scratch
 from shmemar.layout import MAX_LAUNCH_PACKETS, Grid, grid_for
 from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol
@@ -115,7 +115,9 @@ class Communicator:
         its other calls. Each rank may place `x` and `out` as it likes, in place or not.
 
         Elements are combined in rank order, so a result depends neither on timing nor on the size
-        of the message. Integers wrap; ``min`` and ``max`` propagate NaN and order -0 below +0.
+        of the message. 16-bit types are accumulated in float32 and rounded once. Integers wrap;
+        ``min`` and ``max`` propagate NaN and order -0 below +0; ``avg`` is the sum times the
+        reciprocal of the number of ranks.
 
         On GPUs the work is enqueued on `stream`, and the call returns before it is done; what goes
         wrong there is raised by the next call or by `check`. numpy arrays are reduced by MPI's own
@@ -123,14 +125,14 @@ class Communicator:
         GPU path.
 
         Args:
-            x: C-contiguous array of float32, float64, int32, int64, complex64 or complex128, of any
-                shape; not written to, unless it is `out`. With the nvshmem backend an array of
-                CuPy, torch, numba, or any library with the CUDA array interface or DLPack; with the
-                emulated one a numpy array.
+            x: C-contiguous array, of any shape, of float16, bfloat16, float32, float64, int8, int32,
+                int64, uint8, uint32, uint64, complex64 or complex128; not written to, unless it is
+                `out`. With the nvshmem backend an array of CuPy, torch, numba, or any library with
+                the CUDA array interface or DLPack; with the emulated one a numpy array.
             out: Array of the same dtype and count: `x` itself, or one that does not overlap it. A
                 new one of `x`'s shape by default.
-            op: ``"sum"``, ``"prod"``, ``"min"`` or ``"max"``; no order, so no min or max, for
-                complex.
+            op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``; no ``min`` and ``max`` for
+                complex types, and no ``avg`` for integers.
             stream: A stream of CuPy, torch, numba or cuda.core, or its handle; by default the
                 current one of the library that `x` is of. Calls on different streams run one after
                 the other. It may be captured into a CUDA graph once the same dtype and op were
@@ -149,17 +151,47 @@ class Communicator:
             DeviceError: CUDA refused the launch, or something before it; the other ranks then wait
                 until their deadline.
 
-        Source: one-shot LL all-reduce, :mod:`shmemar.device.kernels.one_shot`.
+        Source: :mod:`shmemar.device.kernels.one_shot`, :mod:`shmemar.device.kernels.two_shot`.
         """
         self._require_usable()
         with self._runtime.active():
             return self._allreduce(x, out, op, stream)
 
+    def broadcast(self, x: Any, *, root: int = 0, stream: Any = None) -> Any:
+        """Copy an array of one rank to all others; every bit arrives as it was.
+
+        Collective: every rank calls it with the same count, dtype and `root`, in the same order as
+        its other calls.
+
+        On GPUs the work is enqueued on `stream`, as that of `allreduce`; a numpy array goes through
+        MPI then.
+
+        Args:
+            x: C-contiguous array of a type that `allreduce` takes, of any shape: on `root` what is
+                sent, and on the others where it is put. Each rank may place it as it likes.
+            root: The rank that has the data.
+            stream: As of `allreduce`.
+
+        Returns:
+            `x`.
+
+        Raises:
+            ArgumentTypeError: The array or its dtype is not supported.
+            ArgumentError: `root`, contiguity or alignment, or a read-only array; nothing was
+                launched.
+            ClosedError, MismatchError, CollectiveTimeoutError, DeviceError: As of `allreduce`.
+
+        Source: bidirectional LL exchange, :mod:`shmemar.device.kernels.broadcast`.
+        """
+        self._require_usable()
+        with self._runtime.active():
+            return self._broadcast(x, root, stream)
+
     def _allreduce(self, x: Any, out: Any, op: str | ReduceOp, stream: Any) -> Any:
         self._ncalls += 1
         error: ShmemarError | None = None
         try:
-            on_host = self.backend is not Backend.EMULATED and isinstance(x, np.ndarray)
+            on_host = self._is_on_host(x)
             take = _take_on_host if on_host else self._runtime.operand
             handle = no_stream(stream) if on_host else self._runtime.stream(stream, x)
             source = take("x", x, handle, writeable=False)
@@ -167,20 +199,49 @@ class Communicator:
                 out = np.empty_like(x) if on_host else self._runtime.empty_like(x, handle)
             destination = take("out", out, handle, writeable=True)
             check_pair(source, destination)
-            reduce_op = as_reduce_op(op, source.dtype)
+            spec = self._spec(source.dtype, as_reduce_op(op, source.dtype))
         except ShmemarError as caught:
             error = caught
         if self._config.check:
-            call = () if error else (source.count, source.dtype.name, reduce_op.value)
+            call = {} if error else _call_of(source, op=spec.op.value)
             self._compare_calls("allreduce", call, error)
         elif error is not None:
             raise error
         if on_host:
             with self._breaks_on_timeout():
-                self._bootstrap.allreduce_host(x, out, reduce_op.value)
+                self._bootstrap.allreduce_host(x, out, spec.op.value)
         elif source.count:
-            self._launch(source, destination, reduce_op, handle)
+            self._launch(spec, source, destination, handle)
         return out
+
+    def _broadcast(self, x: Any, root: int, stream: Any) -> Any:
+        self._ncalls += 1
+        error: ShmemarError | None = None
+        try:
+            on_host = self._is_on_host(x)
+            take = _take_on_host if on_host else self._runtime.operand
+            handle = no_stream(stream) if on_host else self._runtime.stream(stream, x)
+            operand = take("x", x, handle, writeable=True)
+            root = as_rank("root", root, self.size)
+        except ShmemarError as caught:
+            error = caught
+        if self._config.check:
+            call = {} if error else _call_of(operand, root=root)
+            self._compare_calls("broadcast", call, error)
+        elif error is not None:
+            raise error
+        if on_host:
+            with self._breaks_on_timeout():
+                self._bootstrap.broadcast_host(x, root)
+        elif operand.count:
+            # Bits are moved, whatever they mean, so one kernel serves all types of a width.
+            operand = operand.as_components(_MOVED[operand.dtype.component_nbytes])
+            spec = KernelSpec(Kernel.BROADCAST, Protocol.LL, operand.dtype, ReduceOp.SUM, self.size)
+            self._launch(spec, operand, operand, handle, root)
+        return x
+
+    def _is_on_host(self, x: Any) -> bool:
+        return self.backend is not Backend.EMULATED and isinstance(x, np.ndarray)
 
     def kernel_for(self, dtype: DType, op: ReduceOp) -> str:
         """Name the kernel and protocol that serve `dtype` and `op`, such as ``one_shot/ll``."""
@@ -297,8 +358,14 @@ class Communicator:
             self.size,
         )
 
-    def _launch(self, source: Operand, destination: Operand, op: ReduceOp, stream: int) -> None:
-        spec = self._spec(source.dtype, op)
+    def _launch(
+        self,
+        spec: KernelSpec,
+        source: Operand,
+        destination: Operand,
+        stream: int,
+        root: int = 0,
+    ) -> None:
         with self._breaks_on_timeout():
             # The kernel first: it refuses a capture, in which nothing can be allocated.
             kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream)
@@ -306,7 +373,8 @@ class Communicator:
         longest = MAX_LAUNCH_PACKETS * spec.payload_nbytes // source.dtype.itemsize
         for start in range(0, source.count, longest):
             part = source.part(start, longest)
-            arguments = self._arguments(spec, scratch, part, destination.part(start, longest))
+            target = destination.part(start, longest)
+            arguments = self._arguments(spec, scratch, part, target, root)
             grid = self._grid(spec, part, kernel)
             try:
                 self._runtime.launch(kernel, grid, arguments, stream)
@@ -320,7 +388,9 @@ class Communicator:
 
     def _scratch_for(self, spec: KernelSpec) -> Scratch:
         """Return the scratch of a kernel and protocol. Collective when it is asked for first."""
-        key = spec.kernel, spec.protocol
+        # A broadcast is an exchange of the one-shot's slots, so they share a region and epochs.
+        owner = Kernel.ONE_SHOT if spec.kernel is Kernel.BROADCAST else spec.kernel
+        key = owner, spec.protocol
         if key not in self._scratches:
             self._scratches[key] = make_scratch(
                 layout_for(spec, self._config),
@@ -341,13 +411,19 @@ class Communicator:
         )
 
     def _arguments(
-        self, spec: KernelSpec, scratch: Scratch, source: Operand, destination: Operand
+        self,
+        spec: KernelSpec,
+        scratch: Scratch,
+        source: Operand,
+        destination: Operand,
+        root: int = 0,
     ) -> KernelArguments:
         return KernelArguments.of_message(
             spec,
             source.address,
             destination.address,
             source.count,
+            root=root,
             peers=scratch.region.addresses,
             epochs=scratch.epochs.addresses[0],
             broken=self._control.broken,
@@ -380,12 +456,12 @@ class Communicator:
         epochs = [scratch.epochs for scratch in self._scratches.values()]
         self._runtime.abandon(*epochs, self._control)
 
-    def _compare_calls(self, name: str, call: tuple[Any, ...], error: ShmemarError | None) -> None:
+    def _compare_calls(self, name: str, call: dict[str, Any], error: ShmemarError | None) -> None:
         with self._breaks_on_timeout():
             gathered = self._bootstrap.allgather((as_entry(error), call), name)
         raise_any(error, [entry for entry, _ in gathered])
-        for index, field in enumerate(("count", "dtype", "op")):
-            by_value = group_ranks(theirs[index] for _, theirs in gathered)
+        for field in call:
+            by_value = group_ranks(theirs[field] for _, theirs in gathered)
             if len(by_value) > 1:
                 raise MismatchError(
                     f"{field} differs between ranks in {name}, call {self._ncalls}: "
@@ -417,6 +493,14 @@ class Communicator:
                 self._heap.nbytes,
                 self.determinism.value,
             )
+
+
+_MOVED = {1: DTYPES["uint8"], 2: DTYPES["float16"], 4: DTYPES["uint32"], 8: DTYPES["uint64"]}
+"""A type of each width, which a broadcast moves instead of the array's own."""
+
+
+def _call_of(operand: Operand, **others: Any) -> dict[str, Any]:
+    return {"count": operand.count, "dtype": operand.dtype.name, **others}
 
 
 def _take_on_host(name: str, array: Any, _stream: int, *, writeable: bool) -> Operand:

@@ -41,6 +41,10 @@ class Operand:
         """Bytes of the array."""
         return self.count * self.dtype.itemsize
 
+    def as_components(self, dtype: DType) -> Operand:
+        """The same memory as components of a type of their width."""
+        return Operand(self.address, self.count * self.dtype.components, dtype)
+
     def part(self, start: int, length: int) -> Operand:
         """At most `length` elements, from element `start` on."""
         address = self.address + start * self.dtype.itemsize
@@ -119,7 +123,7 @@ def device_operand(name: str, array: Any, stream: int, *, device: int, writeable
             f"{name} is on device {view.device_id}; expected GPU {device}, this rank's. Copy it "
             "there, or pick the GPU with shmemar.init(..., device=)."
         )
-    dtype = _named_dtype(name, str(view.dtype))
+    dtype = _named_dtype(name, _dtype_name(array, view))
     shape, strides = tuple(view.shape), view.strides
     if strides is not None and not _is_c_contiguous(shape, tuple(strides)):
         raise ArgumentError(
@@ -219,6 +223,16 @@ def _device_view(name: str, array: Any, stream: int) -> Any:
             f"{name} is {type(array).__name__} and can't be seen by the GPU "
             f"({type(error).__name__}: {error}); expected an array on a GPU (of torch: detached)."
         ) from error
+
+
+def _dtype_name(array: Any, view: Any) -> str:
+    """Name an element type as numpy does.
+
+    The CUDA array interface has no name for bfloat16, and numpy has none without ml_dtypes, so
+    that one the array itself is asked for: ``torch.bfloat16`` in torch.
+    """
+    own = str(getattr(array, "dtype", "")).removeprefix("torch.")
+    return own if own == "bfloat16" else str(view.dtype)
 
 
 def _is_c_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -67,7 +67,7 @@ def compile_ptx(
     from shmemar.device.words import u32, u64
 
     ptx.install()
-    body = device(build(spec, layout))
+    body = device(build(spec, layout, looped=looped))
 
     def entry(arguments: KernelArguments) -> None:
         body(arguments, rank, u32(cuda.grid(1)), u32(cuda.gridsize(1)), cuda.blockDim.x)
@@ -95,6 +95,7 @@ def compile_ptx(
                 arguments.source_vectors,
                 arguments.destination_vectors,
                 arguments.ncomponents,
+                arguments.root,
                 arguments.epochs,
                 arguments.broken,
                 arguments.record,

@@ -1,14 +1,35 @@
-"""Ranks in messages."""
+"""Ranks in arguments and messages."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import index
 from typing import TYPE_CHECKING, Any
+
+from shmemar.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["group_ranks", "list_groups", "name_ranks"]
+__all__ = ["as_rank", "group_ranks", "list_groups", "name_ranks"]
+
+
+def as_rank(name: str, rank: Any, size: int) -> int:
+    """Check the number of a rank that a caller gave.
+
+    Raises:
+        ArgumentTypeError: No integer.
+        ArgumentError: Not a rank.
+    """
+    try:
+        number = index(rank)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"{name} is {rank!r}; expected the number of a rank, an integer."
+        ) from None
+    if not 0 <= number < size:
+        raise ArgumentError(f"{name} is {number}; expected a rank, 0 to {size - 1}.")
+    return number
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

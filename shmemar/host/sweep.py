@@ -12,7 +12,7 @@ import numpy as np
 
 from shmemar.errors import ArgumentError
 from shmemar.host.arrays import Arrays
-from shmemar.host.exact import count_wrong, exact_input, exact_result, poison
+from shmemar.host.exact import count_wrong, exact_input, exact_result, numpy_dtype, poison
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def sweep(
     arrays = Arrays.of(comm.backend)
     for nbytes in sizes:
         count = max(nbytes // dtype.itemsize, 1)
-        poisoned = np.empty(count, dtype.name)
+        poisoned = np.empty(count, numpy_dtype(dtype))
         poison(poisoned)
         times_us: list[float] = []
         wrong = 0

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 import shmemar
 from shmemar.host.arrays import Arrays
+from shmemar.spec import Kernel, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,6 +45,34 @@ def small(
     one_block = 2 * world.size * 256 * 16
     with shmemar.init(world, backend=backend, scratch_nbytes=one_block) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def pinned(
+    world: MPI.Intracomm, backend: str, comm: shmemar.Communicator
+) -> Iterator[Callable[..., shmemar.Communicator]]:
+    """Make a communicator whose kernel and protocol the variables pin, or find it again.
+
+    With ``one_block=True`` its scratch holds a block, so that little data takes many passes.
+    """
+    made: dict[tuple[Kernel, Protocol, bool], shmemar.Communicator] = {}
+
+    def pin(kernel: Kernel, protocol: Protocol, *, one_block: bool = False) -> shmemar.Communicator:
+        key = kernel, protocol, one_block
+        if key not in made:
+            nbuffers = 2 if protocol is Protocol.LL else 3
+            nbytes = nbuffers * world.size * 256 * 16 if one_block else 2 << 20
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("SHMEMAR_KERNEL", kernel.value)
+                patch.setenv("SHMEMAR_PROTOCOL", protocol.value)
+                patch.setenv("SHMEMAR_SCRATCH_NBYTES", str(nbytes))
+                patch.setenv("SHMEMAR_TWO_SHOT_SCRATCH_NBYTES", str(nbytes))
+                made[key] = shmemar.init(world, backend=backend)
+        return made[key]
+
+    yield pin
+    for each in made.values():
+        each.close()
 
 
 @pytest.fixture

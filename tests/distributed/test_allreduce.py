@@ -10,75 +10,18 @@ import pytest
 
 import shmemar
 import shmemar.host.communicator
-from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
-from shmemar.host.exact import count_wrong, exact_input, exact_result, poison
+from shmemar.dtypes import DTYPES, ReduceOp
+from tests.distributed.checked import Checked, random_floats
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from shmemar.host.arrays import Arrays
 
-
-COMBINATIONS = [(name, op) for name, dtype in DTYPES.items() for op in supported_ops(dtype)]
 
 OF_EACH_WIDTH = [
     ("float32", ReduceOp.SUM),
     ("int64", ReduceOp.MAX),
     ("complex128", ReduceOp.PROD),
 ]
-
-
-class Checked:
-    """Calls all-reduce with exact inputs that differ at every call, and counts what is wrong."""
-
-    def __init__(self, comm: shmemar.Communicator, arrays: Arrays) -> None:
-        self.comm = comm
-        self.arrays = arrays
-        self.call = 0
-        self.wrong: list[tuple[int, int]] = []
-
-    def __call__(
-        self, name: str, op: ReduceOp, count: int, *, offset: int = 0, in_place: bool = False
-    ) -> None:
-        """Reduce `count` elements that start `offset` elements into an aligned array."""
-        self.call += 1
-        dtype, comm = DTYPES[name], self.comm
-        expected = exact_result(dtype, op, count, nranks=comm.size, call=self.call)
-        values = np.zeros(count + offset + 1, name)
-        values[offset : offset + count] = exact_input(
-            dtype, op, count, rank=comm.rank, call=self.call
-        )
-        whole = self.arrays.make(values)
-        x = whole[offset : offset + count]
-        frame = np.empty(count + 3, name)
-        poison(frame)
-        guarded = self.arrays.make(frame)
-        out = x if in_place else guarded[1 : 1 + count]
-        comm.allreduce(x, out=out, op=op)
-        wrong = count_wrong(self.arrays.host(out), expected)
-        if not in_place:
-            wrong += count_wrong(self.arrays.host(whole), values)
-            around = np.r_[0, count + 1 : count + 3]
-            wrong += self.arrays.host(guarded)[around].tobytes() != frame[around].tobytes()
-        if wrong:
-            self.wrong.append((self.call, wrong))
-
-
-@pytest.mark.parametrize(("name", "op"), COMBINATIONS)
-def test_every_count_up_to_300_is_exact(
-    comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str, op: ReduceOp
-) -> None:
-    reduce = Checked(comm, arrays)
-    for count in range(301):
-        # Ranks differ in alignment, and in whether they reduce in place.
-        reduce(
-            name,
-            op,
-            count,
-            offset=(count + comm.rank) % 2,
-            in_place=(count // 2 + comm.rank) % 3 == 0,
-        )
-    assert agree((reduce.call, reduce.wrong)) == [(301, [])] * comm.size
 
 
 @pytest.mark.parametrize("exponent", range(17))
@@ -147,23 +90,13 @@ def test_a_random_sequence_of_calls_is_exact(
     ncalls = request.config.getoption("--random-calls")
     for _ in range(ncalls):
         which = int(draw.integers(8) == 0)
-        combinations = (COMBINATIONS, OF_EACH_WIDTH)[which]
-        name, op = combinations[draw.integers(len(combinations))]
+        name, op = OF_EACH_WIDTH[draw.integers(len(OF_EACH_WIDTH))]
         count = int(2 ** draw.uniform(0, 11))
         reduces[which](
             name, op, count, offset=int(local.integers(3)), in_place=bool(local.integers(2))
         )
     done = sum(reduce.call for reduce in reduces)
     assert agree((done, [reduce.wrong for reduce in reduces])) == [(ncalls, [[], []])] * comm.size
-
-
-def random_floats(name: str, count: int, rank: int) -> NDArray[Any]:
-    """Numbers of many magnitudes, whose sums depend on order."""
-    draw = np.random.default_rng(100 + rank)
-    values: NDArray[Any] = draw.standard_normal(count) * 2.0 ** draw.integers(-20, 20, count)
-    if DTYPES[name].is_complex:
-        values = values + 1j * draw.standard_normal(count)
-    return values.astype(name)
 
 
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PROD])

@@ -8,37 +8,45 @@ the symmetric heap it would not be.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shmemar.device.kernels import KernelArguments
+from shmemar.device.packet import SENTINEL
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.exact import count_wrong, exact_input, exact_result
 from shmemar.host.launch import load_kernel
 from shmemar.layout import FAILURE_DTYPE, LLLayout, grid_for
 from shmemar.spec import Kernel, KernelSpec, Protocol
 
-if TYPE_CHECKING:
-    from shmemar.dtypes import DType
-
 COUNTS = 1, 2, 257, 1500
-CASES = ("float32", ReduceOp.SUM), ("complex128", ReduceOp.PROD)
+REDUCING = [kernel for kernel in Kernel if kernel.reduces]
+CASES = [
+    *(("float32", ReduceOp.SUM, kernel, protocol) for kernel in REDUCING for protocol in Protocol),
+    ("complex128", ReduceOp.PROD, Kernel.ONE_SHOT, Protocol.LL),
+    ("complex128", ReduceOp.PROD, Kernel.TWO_SHOT, Protocol.SENTINEL),
+    ("float16", ReduceOp.SUM, Kernel.TWO_SHOT, Protocol.SENTINEL),
+    ("uint8", ReduceOp.SUM, Kernel.ONE_SHOT, Protocol.LL),
+]
 
 
-def count_wrong_of(dtype: DType, op: ReduceOp, nranks: int, *, beyond: int) -> int:
+def count_wrong_of(spec: KernelSpec, *, beyond: int) -> int:
     """Run a call of each count on all ranks; `beyond` is added to a count, to plant an error."""
     import cupy
     from cuda.core import Device
 
-    spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, dtype, op, nranks)
-    layout = LLLayout.fit(nranks, 2 * nranks * 256 * 16)
+    dtype, op, nranks = spec.dtype, spec.op, spec.nranks
+    layout = LLLayout.fit(nranks, spec.nbuffers * nranks * 256 * 16, spec.nbuffers)
     device = Device()
     kernels = [load_kernel(spec, layout, rank=rank, device=device) for rank in range(nranks)]
     regions, epochs, broken, records = (
         [cupy.zeros(nbytes, np.uint8) for _ in range(nranks)]
         for nbytes in (layout.nbytes, layout.epochs_nbytes, 4, FAILURE_DTYPE.itemsize)
     )
+    if spec.protocol is Protocol.SENTINEL:
+        for region in regions:
+            region.view(np.uint32)[...] = SENTINEL
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(nranks)]
     wrong = 0
     for call, count in enumerate(COUNTS):
@@ -82,9 +90,10 @@ def main() -> None:
     cupy.cuda.set_allocator(None)
     beyond = 1 if "--plant" in sys.argv else 0
     for nranks in (1, 2, 4):
-        for name, op in CASES:
-            wrong = count_wrong_of(DTYPES[name], op, nranks, beyond=beyond)
-            print(f"{name} {op.value}, {nranks} ranks: {wrong} wrong", flush=True)
+        for name, op, kernel, protocol in CASES:
+            spec = KernelSpec(kernel, protocol, DTYPES[name], op, nranks)
+            wrong = count_wrong_of(spec, beyond=beyond)
+            print(f"{spec.name}: {wrong} wrong", flush=True)
             assert wrong == 0
     print("all results right", flush=True)
 

@@ -21,9 +21,12 @@ from shmemar.device.kernels import KernelArguments, build
 from shmemar.device.packet import SENTINEL
 from shmemar.host.exact import exact_input, exact_result
 from shmemar.layout import SENTINEL_BUFFERS
+from shmemar.spec import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
 
     from shmemar.layout import LLLayout
     from shmemar.spec import KernelSpec
@@ -35,11 +38,23 @@ class StuckError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One all-reduce, as every rank makes it."""
+    """One call, as every rank makes it; `root` is that of a broadcast.
+
+    `repeats` runs the body as often in one launch, as a loop that is measured does.
+    """
 
     spec: KernelSpec
     count: int
     nthreads: int
+    root: int = 0
+    repeats: int = 1
+
+    def result(self, number: int, rank: int) -> NDArray[Any] | None:
+        """What call `number` must leave on `rank`; None for nothing."""
+        what = self.spec.dtype, self.spec.op, self.count
+        if self.spec.kernel is not Kernel.BROADCAST:
+            return exact_result(*what, nranks=self.spec.nranks, call=number)
+        return None if rank == self.root else exact_input(*what, rank=self.root, call=number)
 
 
 @dataclass
@@ -120,7 +135,19 @@ class RandomMachine:
         for store in [store for store in self.pending if which(store)]:
             self._perform(store)
 
-    def run(self, ranks: list[Iterator[list[Callable[[], None]]]], limit: int = 50_000) -> None:
+    def poke(self, address: int, contents: bytes) -> None:
+        """Write bytes at once, as the host does between calls."""
+        for at, byte in enumerate(contents, address):
+            shift = 8 * (at & 3)
+            rest = self.words.get(at & ~3, 0) & ~(0xFF << shift)
+            self.words[at & ~3] = rest | byte << shift
+
+    def peek(self, address: int, nbytes: int) -> bytes:
+        """Read bytes at once."""
+        places = range(address, address + nbytes)
+        return bytes(self.words.get(at & ~3, 0) >> 8 * (at & 3) & 0xFF for at in places)
+
+    def run(self, ranks: list[Iterator[list[Callable[[], None]]]], limit: int = 200_000) -> None:
         """Run each rank's calls one after another; a call is a list of threads."""
         live: dict[int, list[Any]] = {rank: [] for rank in range(len(ranks))}
         for _ in range(limit):
@@ -202,9 +229,9 @@ def wrong_calls(
             at = destination + data.nbytes + 8
             at += -at % dtype.component_nbytes
             outputs[number, rank] = destination
-            for i, word in enumerate(data.view(np.uint32)):
-                machine.words[source + 4 * i] = int(word)
-            body = build(call.spec, layout)
+            machine.poke(source, data.tobytes())
+            machine.poke(destination, b"\xa5" * (data.nbytes + 4))
+            body = build(call.spec, layout, looped=call.repeats > 1)
 
             def thread(
                 index: int,
@@ -218,13 +245,15 @@ def wrong_calls(
                     source,
                     destination,
                     call.count,
+                    root=call.root,
                     peers=tuple(bases),
                     epochs=base + epochs,
                     broken=base + control,
                     record=base + control + 128,
                     timeout_ns=0,
                 )
-                body(arguments, rank, index, call.nthreads, call.nthreads)
+                for _ in range(call.repeats):
+                    body(arguments, rank, index, call.nthreads, call.nthreads)
 
             yield [lambda index=index: thread(index) for index in range(call.nthreads)]  # type: ignore[misc]
 
@@ -234,13 +263,8 @@ def wrong_calls(
 
     wrong = []
     for (number, rank), address in outputs.items():
-        call = calls[number]
-        expected = exact_result(
-            call.spec.dtype, call.spec.op, call.count, nranks=nranks, call=number
-        )
-        nwords = expected.nbytes // 4
-        got = np.array([machine.words.get(address + 4 * i, 0) for i in range(nwords)], np.uint32)
-        beyond = machine.words.get(address + 4 * nwords)
-        if not np.array_equal(got.view(expected.dtype), expected) or beyond is not None:
+        expected = calls[number].result(number, rank)
+        contents = b"" if expected is None else expected.tobytes()
+        if machine.peek(address, len(contents) + 4) != contents + b"\xa5" * 4:
             wrong.append((number, rank))
     return sorted(wrong)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shmemar.device import ll_buffer
-from shmemar.device.kernels import exchange
+from shmemar.device.kernels import build, exchange
 from shmemar.device.ll_buffer import LLBuffer
 from shmemar.device.words import u32
 from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
 from shmemar.layout import LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
+from tests.protocol import random_machine
 from tests.protocol.random_machine import Call, StuckError, wrong_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 SEEDS = range(80)
-KERNELS = [(kernel, protocol) for kernel in Kernel for protocol in Protocol]
+REDUCING = [kernel for kernel in Kernel if kernel.reduces]
+KERNELS = [(kernel, protocol) for kernel in REDUCING for protocol in Protocol]
 kernels = pytest.mark.parametrize(
     ("kernel", "protocol"), KERNELS, ids=[f"{k.value}-{p.value}" for k, p in KERNELS]
 )
-with_sentinel = pytest.mark.parametrize("kernel", Kernel, ids=lambda kernel: kernel.value)
+with_sentinel = pytest.mark.parametrize("kernel", REDUCING, ids=lambda kernel: kernel.value)
 
 
 def layout_of(protocol: Protocol, nranks: int) -> LLLayout:
@@ -92,7 +94,7 @@ def test_epochs_pass_the_wrap(kernel: Kernel, protocol: Protocol, first_epoch: i
 def test_every_type_and_operator_is_exact(
     kernel: Kernel, protocol: Protocol, name: str, op: ReduceOp, nranks: int
 ) -> None:
-    if protocol is Protocol.SENTINEL and DTYPES[name].kind is Kind.INT:
+    if protocol is Protocol.SENTINEL and DTYPES[name].kind is not Kind.FLOAT:
         pytest.skip("integers have no sentinel")
     spec = KernelSpec(kernel, protocol, DTYPES[name], op, nranks)
     calls = [Call(spec, 5, 2), Call(spec, 2, 2), Call(spec, 1, 1), Call(spec, 37, 2)]
@@ -135,7 +137,7 @@ def test_a_wrap_that_breaks_the_turns_is_caught(
     def wrong_wrap(epoch: int) -> int:
         return u32(2) if epoch == u32(0xFFFFFFFE) else u32(epoch + 1)
 
-    monkeypatch.setattr(ll_buffer, "next_epoch", wrong_wrap)
+    monkeypatch.setattr(exchange, "next_epoch", wrong_wrap)
     found = first_failure(kernel, protocol, 2, range(200), first_epoch=2**32 - 4)
     assert found is not None
 
@@ -152,7 +154,7 @@ def test_one_epoch_word_for_all_threads_is_caught(
 def test_a_slot_that_is_not_emptied_is_caught(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LLBuffer, "reset", lambda _, slot: None)
+    monkeypatch.setattr(LLBuffer, "reset", lambda *_: None)
     assert first_failure(kernel, Protocol.SENTINEL, 2, SEEDS) is not None
 
 
@@ -160,3 +162,58 @@ def test_a_slot_that_is_not_emptied_is_caught(
 def test_resets_without_a_fence_are_caught(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LLBuffer, "fence_resets", lambda _: None)
     assert first_failure(kernel, Protocol.SENTINEL, 2, range(300)) is not None
+
+
+def test_broadcasts_and_one_shot_reductions_take_turns_on_the_same_slots() -> None:
+    moved, reduced = (
+        KernelSpec(kernel, Protocol.LL, DTYPES["uint32"], ReduceOp.SUM, 3)
+        for kernel in (Kernel.BROADCAST, Kernel.ONE_SHOT)
+    )
+    calls = [
+        Call(moved, 5, 2, root=1),
+        Call(reduced, 9, 2),
+        Call(moved, 1, 1, root=0),
+        Call(moved, 9, 4, root=2),
+        Call(reduced, 3, 2),
+    ]
+    wrong = [wrong_calls(calls, layout_of(Protocol.LL, 3), seed) for seed in range(60)]
+    assert wrong == [[]] * 60
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("kernel", Kernel)
+def test_many_ranks_are_received_in_parts(kernel: Kernel, protocol: Protocol) -> None:
+    if kernel is Kernel.BROADCAST and protocol is Protocol.SENTINEL:
+        pytest.skip("a broadcast has LL packets")
+    spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 19)
+    calls = [Call(spec, 5, 1, root=17), Call(spec, 2, 2, root=3), Call(spec, 41, 1, root=8)]
+    assert wrong_calls(calls, layout_of(protocol, 19), seed=1) == []
+
+
+def looped_call(kernel: Kernel, protocol: Protocol) -> Call:
+    return Call(KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 3), 4, 2, repeats=12)
+
+
+@kernels
+def test_a_body_may_be_looped_within_a_launch(kernel: Kernel, protocol: Protocol) -> None:
+    call, layout = looped_call(kernel, protocol), layout_of(protocol, 3)
+    assert [wrong_calls([call], layout, seed) for seed in range(40)] == [[]] * 40
+
+
+def test_a_loop_over_a_body_that_counts_on_the_kernels_end_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def not_looped(spec: KernelSpec, layout: LLLayout, *, looped: bool) -> Callable[..., Any]:
+        return build(spec, layout)
+
+    monkeypatch.setattr(random_machine, "build", not_looped)
+    call = looped_call(Kernel.TWO_SHOT, Protocol.SENTINEL)
+    layout = layout_of(Protocol.SENTINEL, 3)
+
+    def fails(seed: int) -> bool:
+        try:
+            return bool(wrong_calls([call], layout, seed))
+        except StuckError:
+            return True
+
+    assert any(fails(seed) for seed in range(400))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 from numba import cuda, types
 
 from shmemar.device import memory, ptx
-from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
+from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
 from shmemar.host.launch import compile_ptx
 from shmemar.layout import DEFAULT_SCRATCH_NBYTES, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
@@ -17,44 +18,99 @@ from tests.ptx.assembler import Assembly, assemble
 REGISTERS = {2: 40, 4: 48, 8: 64}
 """Budget by number of ranks. With 64 registers a multiprocessor holds 8 blocks of 128 threads."""
 
-# Every type and operator at 2, 4 and 8 ranks, and every rank for float32 sums.
-VARIANTS = [
-    *(
-        (name, op, nranks, 1)
-        for name, dtype in DTYPES.items()
-        for op in supported_ops(dtype)
-        for nranks in (2, 4, 8)
-    ),
-    *(("float32", ReduceOp.SUM, n, rank) for n in (1, 3, 4, 8) for rank in range(n) if rank != 1),
-]
+WIDE_REGISTERS = 80
+"""Budget from 16 ranks on, which are received in parts."""
+
+VARIANTS = [(kernel, protocol) for kernel in Kernel if kernel.reduces for protocol in Protocol]
+FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
 
 
-def compiled(name: str, op: ReduceOp, nranks: int, rank: int) -> Assembly:
-    spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES[name], op, nranks)
-    layout = LLLayout.fit(nranks, DEFAULT_SCRATCH_NBYTES)
+def cases(*, every: bool) -> list[tuple[KernelSpec, int]]:
+    """Specs, and the rank that is compiled for.
+
+    Float32 sums of every kernel and protocol; every other type and operator with one of them in
+    turn, at 2, 4 or 8 ranks in turn; with `every`, all of them.
+    """
+    found = [
+        (KernelSpec(*variant, FLOAT, SUM, nranks), 1)
+        for variant in VARIANTS
+        for nranks in ((2, 4, 8, 16, 32, 64) if every else (2, 4, 8, 16))
+    ]
+    found += [
+        (KernelSpec(Kernel.ONE_SHOT, Protocol.LL, FLOAT, SUM, nranks), rank)
+        for nranks, rank in ((1, 0), (3, 0), (3, 2), (8, 0), (8, 7), (64, 40))
+    ]
+    found += [
+        (KernelSpec(Kernel.BROADCAST, Protocol.LL, DTYPES[name], SUM, nranks), 1)
+        for name, nranks in (("uint8", 2), ("float16", 4), ("uint32", 8), ("uint64", 16))
+    ]
+    pairs = [(dtype, op) for dtype in DTYPES.values() for op in supported_ops(dtype)]
+    for number, (dtype, op) in enumerate(pairs):
+        possible = [
+            variant for variant in VARIANTS if variant[1] is Protocol.LL or dtype.kind is Kind.FLOAT
+        ]
+        turn = possible[number % len(possible)]
+        chosen = product(possible, (2, 4, 8)) if every else [(turn, (2, 8, 4)[number // 2 % 3])]
+        found += [(KernelSpec(*variant, dtype, op, n), 0) for variant, n in chosen]
+    return found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        found = cases(every=metafunc.config.getoption("--every-kernel"))
+        metafunc.parametrize("case", found, ids=[f"{s.name}-rank{rank}" for s, rank in found])
+
+
+def compiled(spec: KernelSpec, rank: int) -> Assembly:
+    layout = LLLayout.fit(spec.nranks, DEFAULT_SCRATCH_NBYTES, spec.nbuffers)
     return assemble(compile_ptx(spec, layout, rank=rank, compute_capability=(9, 0)))
 
 
-@pytest.mark.parametrize(
-    ("name", "op", "nranks", "rank"),
-    VARIANTS,
-    ids=[f"{name}-{op.value}-{n}ranks-rank{rank}" for name, op, n, rank in VARIANTS],
-)
-def test_kernel_keeps_its_machine_code_contract(
-    name: str, op: ReduceOp, nranks: int, rank: int
-) -> None:
-    assembly = compiled(name, op, nranks, rank)
-    packets = 2 if (name, op) == ("complex128", ReduceOp.PROD) else 1
-    assert assembly.count("st.relaxed.sys.global.v2.b64") == (nranks - 1) * packets
-    assert assembly.count("ld.relaxed.sys.global.v2.b64") == (nranks - 1) * packets
+def test_a_kernel_keeps_its_machine_code_contract(case: tuple[KernelSpec, int]) -> None:
+    spec, rank = case
+    assembly = compiled(spec, rank)
+    exchanges = 2 if spec.kernel is Kernel.TWO_SHOT else 1
+    packets = (spec.nranks - 1) * spec.packets_per_thread * exchanges
+    resets = packets if spec.protocol is Protocol.SENTINEL else 0
+    assert assembly.count("st.relaxed.sys.global.v2.b64") == packets + resets
+    # The compiler may peel the first poll off a loop.
+    assert packets <= assembly.count("ld.relaxed.sys.global.v2.b64") <= 2 * packets
     assert assembly.count("call") == 0
     assert ".local" not in assembly.ptx
     assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
-    wide = 1.5 if packets == 2 else 1
-    assert assembly.registers <= REGISTERS.get(nranks, 48) * wide
+    budget = REGISTERS.get(spec.nranks, 48) if spec.nranks < 16 else WIDE_REGISTERS
+    assert assembly.registers <= budget * (1.5 if spec.packets_per_thread == 2 else 1)
     # Ranks must round alike, so nothing may fuse a multiplication with an addition.
     assert assembly.count("fma") == 0
     assert all("mul.rn.f" in line for line in assembly.lines("mul") if ".f32" in line)
+
+
+@pytest.mark.parametrize("nranks", [2, 16])
+@pytest.mark.parametrize(
+    ("kernel", "protocol"), VARIANTS, ids=[f"{k.value}-{p.value}" for k, p in VARIANTS]
+)
+def test_resets_alone_are_fenced_and_that_on_the_own_gpu(
+    kernel: Kernel, protocol: Protocol, nranks: int
+) -> None:
+    assembly = compiled(KernelSpec(kernel, protocol, FLOAT, SUM, nranks), 0)
+    fences = 0 if protocol is Protocol.LL else 2 if kernel is Kernel.TWO_SHOT else 1
+    assert len(re.findall(r"fence\.acq_rel\.gpu", assembly.ptx)) == fences
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name", "width"),
+    [
+        (Protocol.LL, "float32", "v2"),
+        (Protocol.LL, "float16", "v2"),
+        (Protocol.SENTINEL, "float32", "v4"),
+        (Protocol.SENTINEL, "float64", "v4"),
+        (Protocol.SENTINEL, "bfloat16", "v4"),
+    ],
+)
+def test_an_aligned_payload_moves_by_one_access(protocol: Protocol, name: str, width: str) -> None:
+    ptx_text = compiled(KernelSpec(Kernel.ONE_SHOT, protocol, DTYPES[name], SUM, 4), 1).ptx
+    assert f"ld.global.L1::no_allocate.{width}.b32" in ptx_text
+    assert f"st.global.{width}.b32" in ptx_text
 
 
 def test_the_same_kernel_is_the_same_text_whatever_was_compiled_before() -> None:
@@ -63,6 +119,13 @@ def test_the_same_kernel_is_the_same_text_whatever_was_compiled_before() -> None
     first, second = (compile_ptx(spec, layout, rank=0, compute_capability=(9, 0)) for _ in range(2))
     assert first == second
     assert f".entry {spec.name}(" in first
+
+
+def test_every_float16_is_converted_by_one_instruction_and_rounded_once() -> None:
+    assembly = compiled(KernelSpec(*VARIANTS[0], DTYPES["float16"], ReduceOp.AVG, 4), 1)
+    assert len(re.findall(r"cvt\.f32\.f16 ", assembly.ptx)) == 4 * 4
+    assert len(re.findall(r"cvt\.rn\.f16\.f32 ", assembly.ptx)) == 4
+    assert len(re.findall(r"add\.f32 ", assembly.ptx)) == 3 * 4
 
 
 def test_the_looped_kernel_keeps_the_contract() -> None:
@@ -77,7 +140,7 @@ def test_the_looped_kernel_keeps_the_contract() -> None:
 
 
 def test_no_fence_is_on_the_way_of_a_packet() -> None:
-    assembly = compiled("float32", ReduceOp.SUM, 4, 0)
+    assembly = compiled(KernelSpec(*VARIANTS[0], FLOAT, SUM, 4), 0)
     # The one fence orders the failure record, behind the exchange that claims it.
     text = assembly.ptx
     assert assembly.count("fence") == 1
@@ -86,7 +149,7 @@ def test_no_fence_is_on_the_way_of_a_packet() -> None:
 
 
 def test_input_epoch_and_broken_word_are_loaded_before_anything_waits_for_one_of_them() -> None:
-    text = compiled("float32", ReduceOp.SUM, 4, 0).ptx
+    text = compiled(KernelSpec(*VARIANTS[0], FLOAT, SUM, 4), 0).ptx
     before_send = text[: text.index("st.relaxed.sys.global.v2.b64")]
     loads = [match.start() for match in re.finditer(r"ld\.global\.b32", before_send)]
     broken, epoch = loads[-2:]

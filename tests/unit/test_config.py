@@ -17,9 +17,10 @@ from shmemar.spec import Backend, Kernel, Protocol
 
 VARIABLES = tuple(f"SHMEMAR_{field.name.upper()}" for field in fields(Config))
 
+REDUCING = [kernel for kernel in Kernel if kernel.reduces]
 GOOD = [
     *(("SHMEMAR_BACKEND", member.value, member) for member in Backend),
-    *(("SHMEMAR_KERNEL", member.value, member) for member in Kernel),
+    *(("SHMEMAR_KERNEL", member.value, member) for member in REDUCING),
     *(("SHMEMAR_PROTOCOL", member.value, member) for member in Protocol),
     ("SHMEMAR_TIMEOUT_S", "0", 0.0),
     ("SHMEMAR_TIMEOUT_S", "2.5", 2.5),
@@ -39,7 +40,8 @@ SWITCH, WHOLE, SECONDS = "0 or 1", "a whole number of 1 or more", "seconds, 0 or
 BAD = [
     ("SHMEMAR_BACKEND", "cuda", "auto, nvshmem, emulated"),
     ("SHMEMAR_BACKEND", "AUTO", "auto, nvshmem, emulated"),
-    ("SHMEMAR_KERNEL", "ring", ", ".join(member.value for member in Kernel)),
+    ("SHMEMAR_KERNEL", "ring", ", ".join(member.value for member in REDUCING)),
+    ("SHMEMAR_KERNEL", "broadcast", ", ".join(member.value for member in REDUCING)),
     ("SHMEMAR_PROTOCOL", "simple", ", ".join(member.value for member in Protocol)),
     ("SHMEMAR_TIMEOUT_S", "-1", SECONDS),
     ("SHMEMAR_TIMEOUT_S", "nan", SECONDS),
@@ -63,7 +65,7 @@ BAD = [
 configs = st.builds(
     Config,
     backend=st.sampled_from(Backend),
-    kernel=st.none() | st.sampled_from(Kernel),
+    kernel=st.none() | st.sampled_from(REDUCING),
     protocol=st.none() | st.sampled_from(Protocol),
     timeout_s=st.floats(0, 366 * 86400),
     check=st.booleans(),

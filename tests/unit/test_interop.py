@@ -11,6 +11,7 @@ import pytest
 from shmemar.dtypes import DTYPES
 from shmemar.errors import ArgumentError, ArgumentTypeError
 from shmemar.host import interop
+from shmemar.host.exact import numpy_dtype
 from shmemar.host.interop import Operand, check_pair, host_operand
 
 
@@ -34,7 +35,7 @@ def misaligned(dtype: str, nbytes: int) -> Any:
 def test_a_contiguous_array_is_described(
     dtype: str, shape: tuple[int, ...], *, writeable: bool
 ) -> None:
-    array = np.zeros(shape, dtype)
+    array = np.zeros(shape, numpy_dtype(DTYPES[dtype]))
     operand = host_operand("x", array, writeable=writeable)
     assert operand == Operand(address_of(array), array.size, DTYPES[dtype])
     assert operand.nbytes == array.nbytes
@@ -72,9 +73,9 @@ BAD = {
     ),
     "none": (None, ArgumentTypeError, ["is NoneType", "expected a numpy.ndarray"]),
     "numpy scalar": (np.float32(1), ArgumentTypeError, ["is float32", "expected a numpy.ndarray"]),
-    "float16": (np.zeros(3, np.float16), ArgumentTypeError, ["dtype is float16", *DTYPES]),
+    "longdouble": (np.zeros(3, np.longdouble), ArgumentTypeError, ["dtype is float", *DTYPES]),
     "bool": (np.zeros(3, np.bool_), ArgumentTypeError, ["dtype is bool", *DTYPES]),
-    "uint32": (np.zeros(3, np.uint32), ArgumentTypeError, ["dtype is uint32", *DTYPES]),
+    "uint16": (np.zeros(3, np.uint16), ArgumentTypeError, ["dtype is uint16", *DTYPES]),
     "object": (np.array([None]), ArgumentTypeError, ["dtype is object", *DTYPES]),
     "structured": (np.zeros(2, "f4,f4"), ArgumentTypeError, ["dtype is void64", *DTYPES]),
     "byte-swapped": (
@@ -173,6 +174,59 @@ class _Lazy:
 def test_a_lazy_conjugate_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"lazy view of torch \(is_conj\).*x\.resolve_conj"):
         interop.device_operand("x", _Lazy(), 0, device=0, writeable=False)
+
+
+def device_view(dtype: Any) -> Any:
+    """What cuda.core says of a contiguous array of 6 elements on GPU 3."""
+    return SimpleNamespace(
+        is_device_accessible=True,
+        device_id=3,
+        dtype=dtype,
+        shape=(2, 3),
+        strides=None,
+        ptr=0x1002,
+        readonly=False,
+    )
+
+
+class _NamelessView:
+    """What cuda.core makes of bfloat16 that came by DLPack, where ml_dtypes is not installed."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dtype":
+            raise NotImplementedError
+        return getattr(device_view(None), name)
+
+
+class _TorchDtype:
+    def __str__(self) -> str:
+        return "torch.bfloat16"
+
+
+@pytest.mark.parametrize("own", [_TorchDtype(), numpy_dtype(DTYPES["bfloat16"])], ids=str)
+@pytest.mark.parametrize("view", [device_view(np.dtype("V2")), _NamelessView()], ids=["V2", "none"])
+def test_a_bfloat16_array_on_a_gpu_says_its_type_itself(
+    own: Any, view: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interop, "_device_view", lambda *_: view)
+    array = SimpleNamespace(dtype=own)
+    operand = interop.device_operand("x", array, 0, device=3, writeable=True)
+    assert operand == Operand(0x1002, 6, DTYPES["bfloat16"])
+
+
+@pytest.mark.parametrize("array", [object(), SimpleNamespace(dtype="torch.float16")])
+def test_of_another_array_on_a_gpu_cuda_core_says_the_type(
+    array: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interop, "_device_view", lambda *_: device_view(np.dtype(np.float16)))
+    operand = interop.device_operand("x", array, 0, device=3, writeable=True)
+    assert operand.dtype is DTYPES["float16"]
+
+
+def test_two_bytes_of_unknown_type_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interop, "_device_view", lambda *_: device_view(np.dtype("V2")))
+    with pytest.raises(ArgumentTypeError, match=r"x: dtype is \|V2; expected one of"):
+        interop.device_operand("x", object(), 0, device=3, writeable=True)
 
 
 def test_a_class_derived_from_a_librarys_is_of_that_library() -> None:

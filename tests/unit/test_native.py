@@ -5,12 +5,21 @@ from __future__ import annotations
 from threading import Thread
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numba import njit, types
 
 from shmemar.device import memory, native
-from shmemar.device.words import u32, u64
+from shmemar.device.narrow import two_bf16_from_word, word_from_two_bf16
+from shmemar.device.words import (
+    two_f16_from_word,
+    u32,
+    u64,
+    word_from_f32,
+    word_from_two_f16,
+)
+from tests.unit.rounding import beside_halfway
 
 native.install()
 ADDRESS = types.uint64
@@ -106,3 +115,45 @@ def test_the_clock_goes_on_in_nanoseconds() -> None:
 
     waited = njit(types.uint64(types.int64))(wait_ns)(20_000_000)
     assert 20_000_000 <= waited < 5_000_000_000
+
+
+READERS = {"float16": two_f16_from_word, "bfloat16": two_bf16_from_word}
+WRITERS = {"float16": word_from_two_f16, "bfloat16": word_from_two_bf16}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_16_bit_float_is_read_as_python_reads_it(name: str) -> None:
+    read = READERS[name]
+
+    def read_all(words: Any, bits: Any) -> None:
+        for i in range(len(words)):
+            low, high = read(words[i])
+            bits[2 * i], bits[2 * i + 1] = word_from_f32(low), word_from_f32(high)
+
+    words = np.arange(1 << 16, dtype=np.uint16).view(np.uint32)
+    got, expected = np.zeros(1 << 16, np.uint32), np.zeros(1 << 16, np.uint32)
+    njit(types.void(types.uint32[:], types.uint32[:]))(read_all)(words, got)
+    read_all(words.tolist(), expected)
+    numbers = ~np.isnan(expected.view(np.float32))
+    assert np.count_nonzero(~numbers) == (2046 if name == "float16" else 254)
+    assert (got[numbers] == expected[numbers]).all()
+    assert np.isnan(got[~numbers].view(np.float32)).all()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_midpoint_is_rounded_as_python_rounds_it(name: str) -> None:
+    write = WRITERS[name]
+
+    def write_all(values: Any, words: Any) -> None:
+        for i in range(len(words)):
+            words[i] = write(values[2 * i], values[2 * i + 1])
+
+    nans = np.array([0x7F800001, 0x7FC01234, 0xFF801000, 0xFFFFFFFF], np.uint32).view(np.float32)
+    anywhere = np.random.default_rng(7).integers(0, 1 << 32, 1 << 16).astype(np.uint32)
+    values = np.concatenate(
+        [beside_halfway(np.dtype(getattr(ml_dtypes, name, name))), nans, anywhere.view(np.float32)]
+    )
+    got, expected = (np.zeros(len(values) // 2, np.uint32) for _ in range(2))
+    njit(types.void(types.float32[:], types.uint32[:]))(write_all)(values, got)
+    write_all(values, expected)
+    assert (got == expected).all()

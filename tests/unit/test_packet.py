@@ -138,9 +138,9 @@ def test_a_slot_that_was_reset_is_empty_again() -> None:
     with running(machine):
         sender.bcast(2, [1, 2, 3, 4], 0)
         packets = [0] * 8
-        assert receiver.recv_unrolled(2, packets, 0, 4)
+        assert receiver.recv_unrolled(2, packets, 0, 4, 0, 2)
         assert packets[4:] == [1, 2, 3, 4]
-        receiver.reset(2)
+        receiver.reset(2, 0, 2)
     assert list(machine.stores.values()) == [(SENTINEL,) * 4]
 
 
@@ -150,5 +150,5 @@ def test_only_resets_need_a_fence(machine_word_nbytes: int, nfences: int) -> Non
     with running(machine):
         buffer_of(machine_word_nbytes).fence_resets()
         if machine_word_nbytes == 0:
-            buffer_of(machine_word_nbytes).reset(2)
+            buffer_of(machine_word_nbytes).reset(2, 0, 2)
     assert (machine.nfences, machine.stores) == (nfences, {})

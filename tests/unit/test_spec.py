@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
+from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
 from shmemar.spec import MAX_RANKS, Kernel, KernelSpec, Protocol
 
@@ -20,7 +20,7 @@ SPECS = [
     for dtype in DTYPES.values()
     for op in supported_ops(dtype)
     for nranks in (1, 2, 3, MAX_RANKS)
-    if protocol is Protocol.LL or dtype.kind is Kind.FLOAT
+    if protocol is Protocol.LL or not dtype.is_integer
 ]
 
 
@@ -35,6 +35,11 @@ def test_a_number_of_ranks_out_of_range_is_refused(nranks: int) -> None:
 def test_an_operator_that_the_dtype_lacks_is_refused(dtype: str, op: ReduceOp) -> None:
     with pytest.raises(ArgumentError, match=rf"op is '{op.value}', which {dtype}"):
         spec(dtype, op)
+
+
+def test_an_average_of_integers_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"op is 'avg', which uint8 .*\(an average of integers"):
+        spec("uint8", ReduceOp.AVG)
 
 
 def test_a_name_says_everything() -> None:
@@ -63,7 +68,7 @@ def test_packets_of_a_thread_hold_whole_numbers_where_they_are_multiplied(
     assert original.packets_per_thread * original.payload_nbytes % (4 * original.unit_words) == 0
 
 
-@pytest.mark.parametrize("dtype", [name for name, each in DTYPES.items() if each.kind is Kind.INT])
+@pytest.mark.parametrize("dtype", [name for name, each in DTYPES.items() if each.is_integer])
 def test_integers_have_no_sentinel(dtype: str) -> None:
     with pytest.raises(ArgumentError, match=rf"protocol is sentinel, and dtype {dtype}.*ll"):
         KernelSpec(Kernel.ONE_SHOT, Protocol.SENTINEL, DTYPES[dtype], ReduceOp.SUM, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from shmemar.device.kernels import one_shot, two_shot
+from shmemar.device.kernels import broadcast, one_shot, two_shot
 from shmemar.device.kernels.arguments import KernelArguments, numba_type
 from shmemar.spec import Kernel
 
@@ -17,11 +17,22 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILDERS", "KernelArguments", "build", "numba_type"]
 
-BUILDERS: Mapping[Kernel, Callable[[KernelSpec, LLLayout], Callable[..., Any]]] = MappingProxyType(
-    {Kernel.ONE_SHOT: one_shot.build, Kernel.TWO_SHOT: two_shot.build}
+BUILDERS: Mapping[Kernel, Callable[..., Callable[..., Any]]] = MappingProxyType(
+    {
+        Kernel.ONE_SHOT: one_shot.build,
+        Kernel.TWO_SHOT: two_shot.build,
+        Kernel.BROADCAST: broadcast.build,
+    }
 )
 
 
-def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
-    """Return the body of the kernel that `spec` names, for scratch laid out as `layout` says."""
-    return BUILDERS[spec.kernel](spec, layout)
+def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callable[..., Any]:
+    """Return the body of the kernel that `spec` names, for scratch laid out as `layout` says.
+
+    Args:
+        spec: The kernel.
+        layout: Layout of its scratch.
+        looped: True when one launch may run the body several times, so that no kernel boundary
+            stands between: sentinel packets then need a fence in each.
+    """
+    return BUILDERS[spec.kernel](spec, layout, looped=looped)

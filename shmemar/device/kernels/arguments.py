@@ -27,6 +27,7 @@ class KernelArguments(NamedTuple):
         source_vectors: Packets whose payload one access loads (`layout.vector_packets`).
         destination_vectors: Packets whose payload one access stores.
         ncomponents: Components of the message: elements, twice that for complex ones.
+        root: The rank whose data a broadcast sends.
         epochs: Address of the rank's epoch words.
         broken: Address of the rank's broken word.
         record: Address of the rank's failure record.
@@ -41,6 +42,7 @@ class KernelArguments(NamedTuple):
     source_vectors: int
     destination_vectors: int
     ncomponents: int
+    root: int
     epochs: int
     broken: int
     record: int
@@ -48,7 +50,14 @@ class KernelArguments(NamedTuple):
 
     @classmethod
     def of_message(
-        cls, spec: KernelSpec, source: int, destination: int, count: int, **others: Any
+        cls,
+        spec: KernelSpec,
+        source: int,
+        destination: int,
+        count: int,
+        *,
+        root: int = 0,
+        **others: Any,
     ) -> KernelArguments:
         """Fill in what follows from where a message of `count` elements lies."""
         nbytes = count * spec.dtype.itemsize
@@ -60,6 +69,7 @@ class KernelArguments(NamedTuple):
             source_vectors=vector_packets(source, nbytes, spec.payload_nbytes),
             destination_vectors=vector_packets(destination, nbytes, spec.payload_nbytes),
             ncomponents=count * spec.dtype.components,
+            root=root,
             **others,
         )
 

@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, Any
 from shmemar.device.kernels.exchange import exchange
 from shmemar.device.registry import device
 from shmemar.device.words import u32, word_array
-from shmemar.layout import WORDS_PER_PACKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,15 +49,24 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 
-def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
-    """Return the kernel's body for `spec` and `layout`, which are constants of its code."""
+def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callable[..., Any]:
+    """Return the kernel's body for `spec` and `layout`, which are constants of its code.
+
+    With `looped` it may be run several times in one launch.
+    """
     # Templated arguments.
     this = exchange(spec, layout)
-    PACKETS, WORDS, GAP, STEP = this.packets, this.words, this.gap, this.step
-    ALL_WORDS = spec.nranks * STEP
+    PACKETS, WORDS = this.packets, this.words
     OWN_WORDS = PACKETS * WORDS
-    load, store, reduce, finish = this.load, this.store, this.reduce, this.finish
-    make_watchdog, make_buffer, may_start = this.watchdog, this.buffer, this.may_start
+    LOOPED = looped
+    open_thread, may_start, advance, finish = (
+        this.open_thread,
+        this.may_start,
+        this.advance,
+        this.finish,
+    )
+    load, store, buffer, encode = this.load, this.store, this.buffer, this.encode
+    bcast, reduce = this.bcast, this.reduce
 
     @device
     def load_group(words: list[int], arguments: KernelArguments, first: int) -> None:
@@ -70,44 +78,35 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
     ) -> None:
         # Packets are counted in 32 bits: half the instructions before the first load.
         share = u32(arguments.share)
-        first_slot = u32(thread * PACKETS)
-        first = first_slot
+        first = u32(thread * PACKETS)
         if first >= share:
             return
-        watchdog = make_watchdog(arguments, rank, thread, block_threads)
-        packets = word_array(ALL_WORDS)
-        own = STEP * rank
+        me = open_thread(arguments, rank, thread, block_threads)
         payload = word_array(OWN_WORDS)
+        own = word_array(OWN_WORDS)
+        result = word_array(OWN_WORDS)
         epoch = word_array(PACKETS)
 
         # The input's load is issued before the epoch's: the other order serialises two round trips.
         load_group(payload, arguments, first)
-        if not may_start(arguments, watchdog, epoch, first_slot):
+        if not may_start(me, epoch):
             return
 
         is_first = True
         while True:
             following = u32(first + nthreads * PACKETS)
             is_last = following >= share
-            for p in range(PACKETS):
-                ll = make_buffer(arguments, rank, epoch[p], watchdog).advance_epoch()
-                epoch[p] = ll.epoch
-                ll.encode(payload, WORDS * p)
-                ll.bcast(u32(first_slot + p), payload, WORDS * p)
-                if not (is_first or is_last):
-                    ll.fence_resets()
+            advance(epoch)
+            encode(me, payload, 0)
+            bcast(me, epoch, payload)
+            if LOOPED or not (is_first or is_last):
+                buffer(me, epoch[0]).fence_resets()
             for word in range(OWN_WORDS):
-                packets[own + GAP * word] = payload[word]
+                own[word] = payload[word]
             if not is_last:
                 load_group(payload, arguments, following)
-            for p in range(PACKETS):
-                ll = make_buffer(arguments, rank, epoch[p], watchdog)
-                slot = u32(first_slot + p)
-                if not ll.recv_unrolled(slot, packets, WORDS_PER_PACKET * p, STEP):
-                    return
-                ll.reset(slot)
-            result = word_array(OWN_WORDS)
-            reduce(result, packets)
+            if not reduce(me, epoch, own, result):
+                return
             for p in range(PACKETS):
                 store(result, WORDS * p, arguments, u32(first + p))
             if is_last:
@@ -115,6 +114,6 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
             first = following
             is_first = False
 
-        finish(arguments, epoch, first_slot)
+        finish(me, epoch)
 
     return one_shot

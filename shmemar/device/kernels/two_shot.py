@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shmemar.device.kernels.exchange import exchange
+from shmemar.device.kernels.exchange import chain, exchange
 from shmemar.device.registry import device
 from shmemar.device.words import u32, word_array
 from shmemar.layout import WORDS_PER_PACKET
@@ -39,30 +39,47 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmemar.device.kernels.arguments import KernelArguments
+    from shmemar.device.kernels.exchange import KernelThread
     from shmemar.layout import LLLayout
     from shmemar.spec import KernelSpec
 
 __all__ = ["build"]
 
 
-def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
-    """Return the kernel's body for `spec` and `layout`, which are constants of its code."""
+def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callable[..., Any]:
+    """Return the kernel's body for `spec` and `layout`, which are constants of its code.
+
+    With `looped` it may be run several times in one launch.
+    """
     # Templated arguments.
     this = exchange(spec, layout)
     NRANKS = spec.nranks
     PACKETS, WORDS, GAP, STEP = this.packets, this.words, this.gap, this.step
     OWN_WORDS = PACKETS * WORDS
-    ALL_WORDS = NRANKS * STEP
-    INPUT_WORDS = NRANKS * OWN_WORDS
-    load, store, reduce, finish = this.load, this.store, this.reduce, this.finish
-    make_watchdog, make_buffer, may_start = this.watchdog, this.buffer, this.may_start
+    LOOPED = looped
+    FIRST_END = this.parts[0][1]
+    FIRST_WORDS = FIRST_END * OWN_WORDS
+    open_thread, may_start, advance, finish = (
+        this.open_thread,
+        this.may_start,
+        this.advance,
+        this.finish,
+    )
+    load, store, buffer, encode = this.load, this.store, this.buffer, this.encode
+    bcast, receive, put, reduce = this.bcast, this.receive, this.put, this.reduce
 
     @device
-    def load_shares(words: list[int], arguments: KernelArguments, first: int) -> None:
-        for owner in range(NRANKS):
+    def packet_of(arguments: KernelArguments, owner: int, packet: int) -> int:
+        return u32(u32(arguments.share) * u32(owner) + u32(packet))
+
+    @device
+    def load_shares(
+        words: list[int], arguments: KernelArguments, first: int, source: int, end: int
+    ) -> None:
+        for owner in range(source, end):
             for p in range(PACKETS):
-                packet = u32(u32(arguments.share) * u32(owner) + u32(first + p))
-                at = owner * OWN_WORDS + WORDS * p
+                packet = packet_of(arguments, owner, first + p)
+                at = (owner - source) * OWN_WORDS + WORDS * p
                 if packet < u32(arguments.npackets):
                     load(words, at, arguments, packet)
                 else:
@@ -70,87 +87,117 @@ def build(spec: KernelSpec, layout: LLLayout) -> Callable[..., Any]:
                         words[at + word] = u32(0)
 
     @device
-    def put_own(packets: list[int], own: int, words: list[int], at: int) -> None:
-        for word in range(OWN_WORDS):
-            packets[own + GAP * word] = words[at + word]
+    def send_shares(
+        words: list[int],
+        me: KernelThread,
+        epoch: list[int],
+        own: list[int],
+        source: int,
+        end: int,
+    ) -> None:
+        for p in range(PACKETS):
+            ll = buffer(me, epoch[p])
+            for owner in range(source, end):
+                at = (owner - source) * OWN_WORDS + WORDS * p
+                ll.encode(words, at)
+                if owner == me.rank:
+                    for word in range(WORDS):
+                        own[WORDS * p + word] = words[at + word]
+                else:
+                    ll.send(owner, u32(me.first_slot + p), words, at)
 
     @device
-    def store_shares(packets: list[int], arguments: KernelArguments, first: int) -> None:
-        for owner in range(NRANKS):
+    def store_shares(
+        packets: list[int], arguments: KernelArguments, first: int, source: int, end: int
+    ) -> None:
+        for owner in range(source, end):
             for p in range(PACKETS):
-                packet = u32(u32(arguments.share) * u32(owner) + u32(first + p))
+                packet = packet_of(arguments, owner, first + p)
                 if packet < u32(arguments.npackets):
                     words = word_array(WORDS)
+                    at = (owner - source) * STEP + WORDS_PER_PACKET * p
                     for word in range(WORDS):
-                        words[word] = packets[owner * STEP + WORDS_PER_PACKET * p + GAP * word]
+                        words[word] = packets[at + GAP * word]
                     store(words, 0, arguments, packet)
+
+    @device
+    def done(me: KernelThread, epoch: list[int], words: list[int], first: int) -> bool:
+        return True
+
+    def scatter_part(source: int, end: int, following: Callable[..., bool]) -> Callable[..., bool]:
+        SOURCE, END, LENGTH = source, end, (end - source) * OWN_WORDS
+
+        @device
+        def scatter_later(me: KernelThread, epoch: list[int], own: list[int], first: int) -> bool:
+            words = word_array(LENGTH)
+            load_shares(words, me.arguments, first, SOURCE, END)
+            send_shares(words, me, epoch, own, SOURCE, END)
+            return following(me, epoch, own, first)
+
+        # The kernel loads and sends the first part itself, as it loads it ahead.
+        return scatter_later if source > 0 else following
+
+    def gather_part(source: int, end: int, following: Callable[..., bool]) -> Callable[..., bool]:
+        SOURCE, END, LENGTH = source, end, (end - source) * STEP
+
+        @device
+        def gather(me: KernelThread, epoch: list[int], result: list[int], first: int) -> bool:
+            packets = word_array(LENGTH)
+            if not receive(packets, me, epoch, SOURCE, END):
+                return False
+            if SOURCE <= me.rank < END:
+                put(packets, STEP * (me.rank - SOURCE), result)
+            store_shares(packets, me.arguments, first, SOURCE, END)
+            return following(me, epoch, result, first)
+
+        return gather
+
+    scatter_rest = chain(NRANKS, scatter_part, done)
+    gather = chain(NRANKS, gather_part, done)
 
     def two_shot(
         arguments: KernelArguments, rank: int, thread: int, nthreads: int, block_threads: int
     ) -> None:
         share = u32(arguments.share)
-        first_slot = u32(thread * PACKETS)
-        first = first_slot
+        first = u32(thread * PACKETS)
         if first >= share:
             return
-        watchdog = make_watchdog(arguments, rank, thread, block_threads)
-        shares = word_array(INPUT_WORDS)
-        packets = word_array(ALL_WORDS)
+        me = open_thread(arguments, rank, thread, block_threads)
+        shares = word_array(FIRST_WORDS)
+        own = word_array(OWN_WORDS)
         result = word_array(OWN_WORDS)
         epoch = word_array(PACKETS)
-        own = STEP * rank
 
         # The input's load is issued before the epoch's: the other order serialises two round trips.
-        load_shares(shares, arguments, first)
-        if not may_start(arguments, watchdog, epoch, first_slot):
+        load_shares(shares, arguments, first, 0, FIRST_END)
+        if not may_start(me, epoch):
             return
 
         is_first = True
         while True:
             following = u32(first + nthreads * PACKETS)
             is_last = following >= share
-            for p in range(PACKETS):
-                ll = make_buffer(arguments, rank, epoch[p], watchdog).advance_epoch()
-                epoch[p] = ll.epoch
-                slot = u32(first_slot + p)
-                for distance in range(1, NRANKS):
-                    peer = rank + distance if rank + distance < NRANKS else rank + distance - NRANKS
-                    at = peer * OWN_WORDS + WORDS * p
-                    ll.encode(shares, at)
-                    ll.send(peer, slot, shares, at)
-                ll.encode(shares, rank * OWN_WORDS + WORDS * p)
-                if not is_first:
-                    ll.fence_resets()
-            put_own(packets, own, shares, rank * OWN_WORDS)
-            for p in range(PACKETS):
-                ll = make_buffer(arguments, rank, epoch[p], watchdog)
-                slot = u32(first_slot + p)
-                if not ll.recv_unrolled(slot, packets, WORDS_PER_PACKET * p, STEP):
-                    return
-                ll.reset(slot)
-            reduce(result, packets)
+            advance(epoch)
+            send_shares(shares, me, epoch, own, 0, FIRST_END)
+            scatter_rest(me, epoch, own, first)
+            if LOOPED or not is_first:
+                buffer(me, epoch[0]).fence_resets()
+            if not reduce(me, epoch, own, result):
+                return
 
-            for p in range(PACKETS):
-                ll = make_buffer(arguments, rank, epoch[p], watchdog).advance_epoch()
-                epoch[p] = ll.epoch
-                ll.encode(result, WORDS * p)
-                ll.bcast(u32(first_slot + p), result, WORDS * p)
-                if not is_last:
-                    ll.fence_resets()
-            put_own(packets, own, result, 0)
-            for p in range(PACKETS):
-                ll = make_buffer(arguments, rank, epoch[p], watchdog)
-                slot = u32(first_slot + p)
-                if not ll.recv_unrolled(slot, packets, WORDS_PER_PACKET * p, STEP):
-                    return
-                ll.reset(slot)
-            store_shares(packets, arguments, first)
+            advance(epoch)
+            encode(me, result, 0)
+            bcast(me, epoch, result)
+            if LOOPED or not is_last:
+                buffer(me, epoch[0]).fence_resets()
+            if not gather(me, epoch, result, first):
+                return
             if is_last:
                 break
             first = following
             is_first = False
-            load_shares(shares, arguments, first)
+            load_shares(shares, arguments, first, 0, FIRST_END)
 
-        finish(arguments, epoch, first_slot)
+        finish(me, epoch)
 
     return two_shot

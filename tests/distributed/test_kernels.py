@@ -1,0 +1,242 @@
+"""Every kernel with every protocol, as the variables pin them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from shmemar.device.packet import SENTINEL, TWIN
+from shmemar.dtypes import DTYPES, DType, Kind, ReduceOp, supported_ops
+from shmemar.errors import ArgumentError
+from shmemar.layout import LLLayout
+from shmemar.spec import Kernel, KernelSpec, Protocol
+from tests.distributed.checked import Checked, random_floats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import shmemar
+    from shmemar.host.arrays import Arrays
+
+    Pinned = Callable[..., shmemar.Communicator]
+
+FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
+VARIANTS = [(kernel, protocol) for kernel in Kernel if kernel.reduces for protocol in Protocol]
+COUNTS = 1, 2, 3, 5, 8, 13, 31, 64, 100, 255, 256, 257, 1000
+
+variants = pytest.mark.parametrize(
+    ("kernel", "protocol"), VARIANTS, ids=[f"{k.value}-{p.value}" for k, p in VARIANTS]
+)
+
+
+def admits(protocol: Protocol, dtype: DType) -> bool:
+    return protocol is Protocol.LL or dtype.kind is Kind.FLOAT
+
+
+def combinations(nranks: int, *, every: bool) -> list[tuple[Kernel, Protocol, str, ReduceOp]]:
+    """Types and operators with a kernel and protocol each; they take turns with `nranks`.
+
+    With `every` each type and operator comes with each kernel and protocol.
+    """
+    found = []
+    pairs = [(dtype, op) for dtype in DTYPES.values() for op in supported_ops(dtype)]
+    for number, (dtype, op) in enumerate(pairs):
+        possible = [variant for variant in VARIANTS if admits(variant[1], dtype)]
+        if not every:
+            if number % 2 != nranks // 2 % 2:
+                continue
+            turn = number // 2 + nranks
+            possible = [possible[turn % len(possible)]]
+        found += [(*variant, dtype.name, op) for variant in possible]
+    return found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "combination" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--every-kernel")
+        chosen = combinations(MPI.COMM_WORLD.size, every=every)
+        names = [f"{k.value}-{p.value}-{name}-{op.value}" for k, p, name, op in chosen]
+        metafunc.parametrize("combination", chosen, ids=names)
+
+
+@variants
+def test_every_count_up_to_300_is_exact(
+    pinned: Pinned, arrays: Arrays, agree: Any, kernel: Kernel, protocol: Protocol
+) -> None:
+    comm = pinned(kernel, protocol)
+    reduce = Checked(comm, arrays)
+    for count in range(301):
+        # Ranks differ in alignment, and in whether they reduce in place.
+        reduce(
+            "float32",
+            SUM,
+            count,
+            offset=(count + comm.rank) % 4,
+            in_place=(count // 2 + comm.rank) % 3 == 0,
+        )
+    assert agree((reduce.call, reduce.wrong)) == [(301, [])] * comm.size
+
+
+@variants
+def test_counts_beside_powers_of_two_are_exact(
+    pinned: Pinned, arrays: Arrays, agree: Any, kernel: Kernel, protocol: Protocol
+) -> None:
+    comm = pinned(kernel, protocol)
+    reduce = Checked(comm, arrays)
+    for exponent in range(9, 16):
+        for count in (2**exponent - 1, 2**exponent, 2**exponent + 1):
+            reduce("float32", SUM, count)
+            reduce("float32", SUM, count, offset=1 + comm.rank % 3, in_place=True)
+    assert agree(reduce.wrong) == [[]] * comm.size
+
+
+def test_every_type_and_operator_is_exact(
+    pinned: Pinned, arrays: Arrays, agree: Any, combination: tuple[Kernel, Protocol, str, ReduceOp]
+) -> None:
+    kernel, protocol, name, op = combination
+    comm = pinned(kernel, protocol)
+    reduce = Checked(comm, arrays)
+    for number, count in enumerate(COUNTS):
+        offset = (number + comm.rank) % 5
+        reduce(name, op, count, offset=offset, in_place=(number // 2 + comm.rank) % 3 == 0)
+    assert agree((reduce.call, reduce.wrong)) == [(len(COUNTS), [])] * comm.size
+
+
+@variants
+def test_either_side_of_a_pass_boundary_is_exact(
+    pinned: Pinned, arrays: Arrays, agree: Any, kernel: Kernel, protocol: Protocol
+) -> None:
+    comm = pinned(kernel, protocol, one_block=True)
+    spec = KernelSpec(kernel, protocol, FLOAT, SUM, comm.size)
+    owners = comm.size if kernel is Kernel.TWO_SHOT else 1
+    # A launch has as many threads as the scratch has slots, in whole blocks of two packets each.
+    per_pass = 256 * spec.payload_nbytes // FLOAT.itemsize * owners
+    reduce = Checked(comm, arrays)
+    for npasses in (1, 2, 3, 7):
+        for count in (npasses * per_pass - 1, npasses * per_pass, npasses * per_pass + 1):
+            reduce("float32", SUM, count)
+            reduce("float32", SUM, count, offset=1, in_place=True)
+    assert agree(reduce.wrong) == [[]] * comm.size
+
+
+def test_kernels_and_sizes_at_random_one_rank_late(
+    pinned: Pinned, arrays: Arrays, agree: Any, request: Any
+) -> None:
+    draw = np.random.default_rng(7)  # the same on every rank
+    reduces = [
+        Checked(pinned(*variant, one_block=one_block), arrays)
+        for variant in VARIANTS
+        for one_block in (False, True)
+    ]
+    ncalls = request.config.getoption("--random-calls")
+    size, rank = reduces[0].comm.size, reduces[0].comm.rank
+    for call in range(ncalls):
+        reduce = reduces[draw.integers(len(reduces))]
+        late, count = draw.integers(size), int(2 ** draw.uniform(0, 12))
+        if call % 20 == 0 and rank == late:
+            time.sleep(0.002)
+        reduce("float32", SUM, count, offset=int(draw.integers(4)), in_place=count % 2 == 0)
+    done = sum(reduce.call for reduce in reduces)
+    wrong = [reduce.wrong for reduce in reduces]
+    assert agree((done, wrong)) == [(ncalls, [[]] * len(reduces))] * size
+
+
+@variants
+@pytest.mark.parametrize("name", ["float32"])
+def test_all_kernels_give_the_same_bits_whatever_the_size(
+    pinned: Pinned, arrays: Arrays, agree: Any, kernel: Kernel, protocol: Protocol, name: str
+) -> None:
+    comm = pinned(kernel, protocol)
+    expected = random_floats(name, 3000, 0)
+    for rank in range(1, comm.size):
+        expected = expected + random_floats(name, 3000, rank)
+    x = random_floats(name, 3000, comm.rank)
+    same = [
+        arrays.reduce(comm, x[:count].copy()).tobytes() == expected[:count].tobytes()
+        for count in (1, 3, 300, 2999, 3000)
+        for _ in range(20)
+    ]
+    assert agree(all(same)) == [True] * comm.size
+
+
+PATTERNS = {
+    "float32": np.array([SENTINEL, TWIN], np.uint32).view(np.float32),
+    "float64": np.array([SENTINEL << 32 | SENTINEL, SENTINEL << 32 | TWIN], np.uint64).view("f8"),
+    # A double of which one half alone looks like the sentinel is a number like any other.
+    "halves": np.array([SENTINEL, 0x3FF00000 << 32 | SENTINEL], np.uint64).view("f8"),
+}
+
+
+@pytest.mark.parametrize("patterns", PATTERNS)
+@pytest.mark.parametrize(
+    ("kernel", "protocol", "op"),
+    [
+        (Kernel.ONE_SHOT, Protocol.LL, "sum"),
+        (Kernel.ONE_SHOT, Protocol.SENTINEL, "sum"),
+        (Kernel.TWO_SHOT, Protocol.SENTINEL, "max"),
+    ],
+    ids=["one_shot-ll", "one_shot-sentinel", "two_shot-sentinel"],
+)
+def test_what_looks_like_the_sentinel_hangs_nothing(
+    pinned: Pinned,
+    arrays: Arrays,
+    agree: Any,
+    kernel: Kernel,
+    protocol: Protocol,
+    patterns: str,
+    op: str,
+) -> None:
+    comm = pinned(kernel, protocol)
+    special = PATTERNS[patterns]
+    verdicts = []
+    for position in (0, 1, 2, 3, 7, slice(None)):
+        for on_all in (False, True):
+            x = np.ones(8, special.dtype)
+            if on_all or comm.rank == comm.size - 1:
+                x[position] = special[comm.rank % 2]
+            got = arrays.reduce(comm, x, op=op)
+            everyone = np.array(agree(x))
+            expected = everyone.sum(axis=0) if op == "sum" else everyone.max(axis=0)
+            with np.errstate(invalid="ignore"):
+                right = np.array_equal(got, expected, equal_nan=True)
+            clean = (arrays.reduce(comm, np.ones(8, special.dtype)) == comm.size).all()
+            verdicts.append((right, bool(clean), got.tobytes()))
+    everyone_verdicts = agree(verdicts)
+    assert [entry[:2] for entry in verdicts] == [(True, True)] * 12
+    assert everyone_verdicts == [verdicts] * comm.size
+
+
+def test_a_sum_that_is_the_sentinel_is_sent_as_its_twin(
+    pinned: Pinned, arrays: Arrays, agree: Any
+) -> None:
+    """A partial result, too, must not look like an empty slot: min of infinity and the pattern."""
+    comm = pinned(Kernel.TWO_SHOT, Protocol.SENTINEL)
+    pattern = PATTERNS["float32"][0]
+    x = np.full(64, pattern if comm.rank == 0 else np.inf, np.float32)
+    got = arrays.reduce(comm, x, op="min")
+    assert agree(bool(np.isnan(got).all())) == [True] * comm.size
+    assert len(set(agree(got.tobytes()))) == 1
+
+
+def test_integers_have_no_sentinel(pinned: Pinned, arrays: Arrays, agree: Any) -> None:
+    comm = pinned(Kernel.ONE_SHOT, Protocol.SENTINEL)
+    x = arrays.make(np.ones(4, np.int32))
+    with pytest.raises(ArgumentError, match=r"protocol is sentinel, and dtype int32.*to ll"):
+        comm.allreduce(x)
+    assert agree(arrays.reduce(comm, np.ones(4))[0]) == [comm.size] * comm.size
+
+
+def test_the_scratch_of_two_shot_kernels_is_made_when_it_is_needed(
+    pinned: Pinned, agree: Any
+) -> None:
+    comm = pinned(Kernel.TWO_SHOT, Protocol.LL)
+    layout = next(iter(comm._scratches.values())).layout
+    expected = LLLayout.fit(comm.size, comm._config.two_shot_scratch_nbytes)
+    assert (
+        agree((layout, list(comm._scratches)))
+        == [(expected, [(Kernel.TWO_SHOT, Protocol.LL)])] * comm.size
+    )

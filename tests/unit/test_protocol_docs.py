@@ -1,0 +1,362 @@
+"""docs/protocols.md says what the code does: diagrams, constants, costs, and kept results."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from greenlet import getcurrent
+
+from shmemar.config import Config
+from shmemar.device import packet
+from shmemar.device.interpreter import Order, running
+from shmemar.device.ll_buffer import LLBuffer
+from shmemar.device.packet import SENTINEL, TWIN
+from shmemar.device.watchdog import Watchdog
+from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host.scratch import layout_for
+from shmemar.layout import LL_BUFFERS, PACKET_NBYTES, SENTINEL_BUFFERS, LLLayout
+from shmemar.spec import Kernel, KernelSpec, Protocol
+from tests.launcher import ROOT
+from tests.protocol import random_machine
+from tests.protocol.random_machine import Call, RandomMachine, wrong_calls
+from tests.unit.machines import RefusingMachine
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TEXT = (ROOT / "docs/protocols.md").read_text()
+PAIRS = [
+    (kernel, protocol)
+    for kernel in Kernel
+    for protocol in Protocol
+    if kernel.reduces or protocol is Protocol.LL
+]
+pairs = pytest.mark.parametrize(
+    ("kernel", "protocol"), PAIRS, ids=[f"{k.value}-{p.value}" for k, p in PAIRS]
+)
+
+
+def table(first: str) -> list[dict[str, str]]:
+    """Rows of the table whose first two columns are named so, by column."""
+    (block,) = re.findall(rf"^\| {re.escape(first)} \|.*\n(?:\|.*\n)+", TEXT, re.MULTILINE)
+    head, _, *rows = [
+        [cell.strip().strip("`") for cell in line.strip("|").split(" | ")]
+        for line in block.splitlines()
+    ]
+    assert rows
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def costs() -> dict[tuple[Kernel, Protocol], dict[str, str]]:
+    """Rows of the table of all kernels."""
+    rows = table("kernel | protocol | sent per rank")
+    found = {(Kernel(row["kernel"]), Protocol(row["protocol"])): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+class _Formula:
+    """A parser of ``4(N-1)M/N``, ``max(Q-2, 0)`` and their like: products may leave out the *."""
+
+    def __init__(self, text: str, names: dict[str, int]) -> None:
+        self._names = {name: Fraction(number) for name, number in names.items()}
+        self._symbols = re.findall(r"\d+|max|[A-Z]|\S", text)
+
+    def value(self) -> Fraction:
+        result = self._sum()
+        assert not self._symbols, f"not read: {self._symbols}"
+        return result
+
+    def _take(self, *expected: str) -> str | None:
+        return self._symbols.pop(0) if self._symbols and self._symbols[0] in expected else None
+
+    def _sum(self) -> Fraction:
+        result = self._product()
+        while sign := self._take("+", "-"):
+            result += self._product() * (1 if sign == "+" else -1)
+        return result
+
+    def _product(self) -> Fraction:
+        result = self._factor()
+        while self._symbols and self._symbols[0] not in {"+", "-", ",", ")"}:
+            if self._take("/"):
+                result /= self._factor()
+            else:
+                self._take("*")
+                result *= self._factor()
+        return result
+
+    def _factor(self) -> Fraction:
+        symbol = self._symbols.pop(0)
+        if symbol == "max":
+            assert self._take("(")
+            left = self._sum()
+            assert self._take(",")
+            result = max(left, self._sum())
+            assert self._take(")")
+        elif symbol == "(":
+            result = self._sum()
+            assert self._take(")")
+        else:
+            result = Fraction(symbol) if symbol.isdecimal() else self._names[symbol]
+        return result
+
+
+def evaluate(formula: str, **names: int) -> Fraction:
+    """Evaluate a formula of the page; its letters are `names`."""
+    return _Formula(formula, names).value()
+
+
+def spec_of(kernel: Kernel, protocol: Protocol, nranks: int) -> KernelSpec:
+    return KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.MIN, nranks)
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("2(N-1)M", 48),
+        ("4(N-1)M/N", 24),
+        ("2 * N M - 1", 63),
+        ("max(N-5, 0)", 0),
+        ("max(N-2, 0)", 2),
+        ("2N+(N-1)M/N/2", 11),
+    ],
+)
+def test_formulas_are_read_as_they_are_meant(formula: str, expected: int) -> None:
+    assert evaluate(formula, N=4, M=8) == expected
+
+
+# Constants and packets
+
+
+@pytest.mark.parametrize("row", table("constant | value"), ids=lambda row: row["constant"])
+def test_constants_are_those_of_the_code(row: dict[str, str]) -> None:
+    assert int(row["value"], 0) == getattr(packet, row["constant"])
+
+
+def test_every_constant_is_named_and_no_other_number_stands_for_one() -> None:
+    rows = table("constant | value")
+    assert [row["constant"] for row in rows] == sorted(set(packet.__all__) - {"next_epoch"})
+    written = {int(number, 16) for number in re.findall(r"0x[0-9A-Fa-f]+", TEXT)}
+    assert written == {packet.LAST_EPOCH, SENTINEL, TWIN}
+
+
+class _OneStore(RefusingMachine):
+    def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        self.words = words
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+def test_the_diagram_of_a_packet_is_what_is_sent(protocol: Protocol) -> None:
+    (line,) = re.findall(rf"^{protocol.value} {{2,}}(.*)$", TEXT, re.MULTILINE)
+    (ranges,) = re.findall(r"^bytes {2,}(.*)$", TEXT, re.MULTILINE)
+    assert re.findall(r"\[(\d+), (\d+)\)", ranges) == [
+        (str(at), str(at + 4)) for at in range(0, PACKET_NBYTES, 4)
+    ]
+    words = {"d0": 10, "d1": 11, "d2": 12, "d3": 13, "flag": 7}
+    machine = _OneStore()
+    width = 0 if protocol is Protocol.LL else 4
+    with running(machine):
+        ll = LLBuffer((0, 1 << 20), 0, 64, 128, width, 7, Watchdog(0, 0, 0, 0, 0, 0, 1))
+        ll.send(1, 0, [10, 11, 12, 13], 0)
+    assert machine.words == tuple(words[name] for name in line.split())
+
+
+# The region
+
+
+def diagram(title: str) -> list[str]:
+    (block,) = re.findall(rf"^```\n{title}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    return str(block).splitlines()
+
+
+RANGE = r"\[([^\[]+), ([^)]*(?:\(N-1\)[^)]*)?)\)"
+
+
+@pytest.mark.parametrize(("title", "nbuffers"), [("two", LL_BUFFERS), ("three", SENTINEL_BUFFERS)])
+@pytest.mark.parametrize(("nranks", "nslots"), [(2, 128), (5, 384)])
+def test_the_diagram_of_the_region_agrees_with_packet_offset(
+    title: str, nbuffers: int, nranks: int, nslots: int
+) -> None:
+    layout = LLLayout(nranks, nslots, nbuffers)
+    sizes = {"N": nranks, "P": layout.pitch_nbytes, "B": layout.buffer_nbytes}
+    definition, *rows = diagram(f"{title} buffers")
+    assert evaluate(definition.removeprefix("B ="), **sizes) == layout.buffer_nbytes
+    assert [row.split()[:2] for row in rows] == [["buffer", str(k)] for k in range(nbuffers)]
+    for k, row in enumerate(rows):
+        cells = re.findall(RANGE + r" from rank (\S+)", row)
+        assert [source for *_, source in cells] == ["0", "1", "N-1"]
+        for start, end, source in cells:
+            rank = int(evaluate(source, **sizes))
+            for epoch in (k, k + nbuffers, k + 6 * nbuffers):
+                first, last = (layout.packet_offset(epoch, rank, at) for at in (0, nslots - 1))
+                assert evaluate(start, **sizes) == first
+                assert evaluate(end, **sizes) == last + PACKET_NBYTES
+    assert evaluate(end, **sizes) == layout.nbytes
+
+
+@pytest.mark.parametrize("layout", [LLLayout(2, 128), LLLayout(5, 384, SENTINEL_BUFFERS)])
+def test_the_diagram_of_slots_agrees_with_packet_offset(layout: LLLayout) -> None:
+    sizes = {"P": layout.pitch_nbytes}
+    (row,) = diagram("the packets from one rank")
+    cells = [
+        [int(evaluate(formula, **sizes)) for formula in cell]
+        for cell in re.findall(RANGE + r" slot (\S+)", row)
+    ]
+    assert cells == [
+        [(at := layout.packet_offset(0, 0, slot)), at + PACKET_NBYTES, slot]
+        for slot in (0, 1, layout.nslots - 1)
+    ]
+
+
+# Costs
+
+
+def test_every_kernel_and_protocol_has_a_row_and_a_section() -> None:
+    assert list(costs()) == PAIRS
+    sections = re.findall(r"^### `(\w+)`, `(\w+)`$", TEXT, re.MULTILINE)
+    assert [(Kernel(kernel), Protocol(protocol)) for kernel, protocol in sections] == PAIRS
+
+
+@pairs
+def test_a_sections_costs_are_those_of_the_table(kernel: Kernel, protocol: Protocol) -> None:
+    section = TEXT.partition(f"### `{kernel.value}`, `{protocol.value}`\n")[2].partition("#")[0]
+    (cost,) = re.findall(
+        r"^Cost: sends `(.+)`, (\d) synchronisations?, scratch `(.+)`, fences `(.+)`\.$",
+        section,
+        re.MULTILINE,
+    )
+    row = costs()[kernel, protocol]
+    columns = ("sent per rank", "synchronisations", "scratch per pass", "fences")
+    assert cost == tuple(row[column] for column in columns)
+
+
+@pairs
+@pytest.mark.parametrize("nranks", [1, 2, 4, 7, 64])
+def test_scratch_is_that_of_the_layout(kernel: Kernel, protocol: Protocol, nranks: int) -> None:
+    spec = spec_of(kernel, protocol, nranks)
+    layout = layout_for(spec, Config())
+    pass_nbytes = (
+        bisect_right(
+            range(layout.nbytes), layout.nslots // spec.packets_per_thread, key=spec.group_count
+        )
+        - 1
+    )
+    formula = costs()[kernel, protocol]["scratch per pass"]
+    assert evaluate(formula, N=nranks, D=pass_nbytes) == layout.nbytes
+
+
+@dataclass
+class _Counting(RandomMachine):
+    """Counts what ranks send to their peers, and fences."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sent_nbytes: dict[int, int] = {}
+        self.nfences: dict[int, int] = {}
+
+    def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        rank = self.rank_of[getcurrent()]
+        if order is Order.RELAXED_SYS and address >> 40 != rank + 1:
+            self.sent_nbytes[rank] = self.sent_nbytes.get(rank, 0) + 4 * len(words)
+        super().store(address, words, order)
+
+    def fence(self) -> None:
+        rank = self.rank_of[getcurrent()]
+        self.nfences[rank] = self.nfences.get(rank, 0) + 1
+        super().fence()
+
+
+NTHREADS = 2
+EPOCHS = 1 << 32
+
+
+@pairs
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+@pytest.mark.parametrize("passes", [1, 2, 3, 4])
+def test_a_run_costs_what_the_table_says(
+    kernel: Kernel, protocol: Protocol, nranks: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = _Counting(seed=1)
+    monkeypatch.setattr(random_machine, "RandomMachine", lambda _: machine)
+    spec = spec_of(kernel, protocol, nranks)
+    layout = LLLayout(nranks, NTHREADS, spec.nbuffers)
+    shares = nranks if kernel is Kernel.TWO_SHOT else 1
+    nbytes = passes * NTHREADS * spec.payload_nbytes * shares
+    call = Call(spec, nbytes // spec.dtype.itemsize, NTHREADS)
+    assert wrong_calls([call], layout, seed=1) == []
+
+    row = costs()[kernel, protocol]
+    numbers = {"N": nranks, "M": nbytes, "Q": passes}
+    for rank in range(nranks):
+        assert machine.sent_nbytes[rank] == evaluate(row["sent per rank"], **numbers)
+        nfences = machine.nfences.get(rank, 0)
+        assert nfences == NTHREADS * evaluate(row["fences"], **numbers)
+        for slot in range(NTHREADS):
+            epoch = machine.words[(rank + 1 << 40) + EPOCHS + 4 * slot]
+            assert epoch == passes * int(row["synchronisations"])
+
+
+# Values
+
+
+VALUES = {
+    "-0.0": ([0x80000000] * 8, {}),
+    "NaN": ([0x7FC00001, 0xFFFAFFF8, TWIN, 0x7FFFFFFF] * 2, {}),
+    "sentinel-valued payloads": ([SENTINEL, 1, SENTINEL, SENTINEL] * 2, {SENTINEL: TWIN}),
+}
+
+
+@dataclass(frozen=True)
+class _CallOf(Call):
+    """A call whose result is known."""
+
+    expected: tuple[int, ...] = ()
+
+    def result(self, number: int, rank: int) -> NDArray[Any] | None:
+        is_root = self.spec.kernel is Kernel.BROADCAST and rank == self.root
+        return None if is_root else np.array(self.expected, np.uint32)
+
+
+@pairs
+@pytest.mark.parametrize("column", VALUES)
+def test_values_arrive_as_the_table_says(
+    kernel: Kernel, protocol: Protocol, column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, twins = VALUES[column]
+    treatment = costs()[kernel, protocol][column]
+    assert treatment in {"kept", "twin"}
+    expected = [twins.get(word, word) for word in words] if treatment == "twin" else words
+    monkeypatch.setattr(
+        random_machine, "exact_input", lambda *_, **__: np.array(words, np.uint32).view(np.float32)
+    )
+    spec = spec_of(kernel, protocol, 2)
+    call = _CallOf(spec, len(words), 1, expected=tuple(expected))
+    assert wrong_calls([call], LLLayout(2, 1, spec.nbuffers), seed=1) == []
+
+
+# Results
+
+
+def test_the_numbers_are_those_of_the_kept_results() -> None:
+    rows = table("kernel | protocol | ranks")
+    for row in rows:
+        name = row["file"]
+        document = json.loads((ROOT / "benchmarks/results" / name).read_text())
+        assert (document["ranks"], document["ranks on a GPU"]) == (row["ranks"],) * 2
+        assert document["date"].partition("T")[0] in TEXT
+        (kept,) = [
+            kept
+            for kept in document["rows"]
+            if (kept["mode"], kept["nbytes"]) == (row["mode"], int(row["bytes"]))
+        ]
+        assert kept["kernel"] == f"{row['kernel']}/{row['protocol']}"
+        assert (kept["dtype"], kept["op"], kept["chained"]) == ("float32", "sum", False)
+        assert f"{kept['median_us']:.2f}" == row["us"]

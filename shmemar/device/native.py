@@ -33,7 +33,9 @@ _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32
 @cache
 def install() -> Compiler:
     """Register the lowerings and every device function with njit."""
-    compiler = Compiler("cpu", extending, (types.NamedTuple, types.NamedUniTuple))
+    namedtuples = types.NamedTuple, types.NamedUniTuple
+    # Nothing calls these functions from C; a quarter of the compilation would go into it.
+    compiler = Compiler("cpu", extending, namedtuples, {"no_cfunc_wrapper": True})
     lower_words(compiler)
     _lower_memory(compiler)
     _lower_rest(compiler)

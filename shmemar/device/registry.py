@@ -32,11 +32,13 @@ class Compiler:
         target: numba's name of the target: ``cpu`` or ``cuda``.
         extending: The module that holds its ``overload``, ``overload_method`` and ``intrinsic``.
         namedtuples: numba's types for a NamedTuple of mixed and of equal fields.
+        jit_options: numba's options for what is compiled from source.
     """
 
     target: str
     extending: ModuleType
     namedtuples: tuple[type, ...]
+    jit_options: dict[str, bool] = field(default_factory=dict)
     installed: list[str] = field(default_factory=list)
 
     def install(self) -> None:
@@ -79,7 +81,8 @@ class Compiler:
             return function
 
         typing.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-        self.extending.overload(function, target=self.target)(typing)
+        overload = self.extending.overload
+        overload(function, target=self.target, jit_options=self.jit_options)(typing)
 
     def add_methods(self, cls: type, methods: tuple[str, ...]) -> None:
         """Compile calls of methods of the NamedTuple `cls` from their own source."""
@@ -93,7 +96,9 @@ class Compiler:
 
             typing.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
             for namedtuple in self.namedtuples:
-                self.extending.overload_method(namedtuple, name, target=self.target)(typing)
+                self.extending.overload_method(
+                    namedtuple, name, target=self.target, jit_options=self.jit_options
+                )(typing)
 
 
 def device(function: F) -> F:

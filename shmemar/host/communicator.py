@@ -125,7 +125,7 @@ class Communicator:
         GPU path.
 
         Args:
-            x: C-contiguous array, of any shape, of float16, bfloat16, float32, float64, int8, int32,
+            x: C-contiguous array of any shape, of float16, bfloat16, float32, float64, int8, int32,
                 int64, uint8, uint32, uint64, complex64 or complex128; not written to, unless it is
                 `out`. With the nvshmem backend an array of CuPy, torch, numba, or any library with
                 the CUDA array interface or DLPack; with the emulated one a numpy array.

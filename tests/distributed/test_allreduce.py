@@ -99,8 +99,7 @@ def test_a_random_sequence_of_calls_is_exact(
     assert agree((done, [reduce.wrong for reduce in reduces])) == [(ncalls, [[], []])] * comm.size
 
 
-@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PROD])
-@pytest.mark.parametrize("name", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize(("name", "op"), [("float32", ReduceOp.SUM), ("complex128", ReduceOp.PROD)])
 def test_ranks_and_runs_agree_bit_for_bit(
     comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str, op: ReduceOp
 ) -> None:
@@ -111,7 +110,7 @@ def test_ranks_and_runs_agree_bit_for_bit(
     assert len(set(everyone)) == 1
 
 
-@pytest.mark.parametrize("name", ["float32", "complex128"])
+@pytest.mark.parametrize("name", ["float32", "float64"])
 def test_sums_are_taken_in_rank_order(
     comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str
 ) -> None:
@@ -162,7 +161,7 @@ def test_opposite_infinities_and_one_ranks_nan_give_nan(
     assert agree((right, got[[0, 1, 3, 4]].any())) == [(True, False)] * comm.size
 
 
-@pytest.mark.parametrize("name", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["float32"])
 @pytest.mark.parametrize(("op", "sign"), [("min", True), ("max", False)])
 def test_min_and_max_propagate_nan_and_order_zeros(
     comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str, op: str, sign: bool
@@ -175,7 +174,7 @@ def test_min_and_max_propagate_nan_and_order_zeros(
     assert agree(seen) == [expected] * comm.size
 
 
-@pytest.mark.parametrize("name", ["int32", "int64"])
+@pytest.mark.parametrize("name", ["int32"])
 def test_integers_wrap(comm: shmemar.Communicator, arrays: Arrays, agree: Any, name: str) -> None:
     x = np.array([np.iinfo(name).max, np.iinfo(name).min], name)
     with np.errstate(over="ignore"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shmemar.host.arrays import Arrays
 
-NAMES = ["uint8", "float16", "float32", "int64", "complex128"]
+NAMES = ["uint8", "float16", "float32", "complex128"]
 
 
 def random_bits(name: str, count: int, rank: int, call: int) -> NDArray[Any]:

@@ -17,7 +17,8 @@ from shmemar.host.runtime import why_no_gpu
 ONES = np.ones(8, np.float32)
 WHOLE = np.ones(16, np.float32)
 CASES: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "unknown dtype": (np.ones(3, np.float16), {}, TypeError, "float16.*float32, float64, int32"),
+    "unknown dtype": (np.ones(3, np.int16), {}, TypeError, "int16.*float16, bfloat16, float32"),
+    "avg of integers": (np.ones(3, np.int32), {"op": "avg"}, ValueError, "average of integers"),
     "not an array": ([1.0], {}, TypeError, "x is list; expected an? "),
     "unknown op": (ONES, {"op": "mean"}, ValueError, "op is 'mean'; expected one of sum, prod"),
     "max of complex": (np.ones(3, np.complex64), {"op": "max"}, ValueError, "complex.*sum, prod"),

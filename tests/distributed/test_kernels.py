@@ -38,19 +38,19 @@ def admits(protocol: Protocol, dtype: DType) -> bool:
 
 
 def combinations(nranks: int, *, every: bool) -> list[tuple[Kernel, Protocol, str, ReduceOp]]:
-    """Types and operators with a kernel and protocol each; they take turns with `nranks`.
+    """A quarter of the types and operators, with a kernel and protocol each, in turn with `nranks`.
 
-    With `every` each type and operator comes with each kernel and protocol.
+    None on one rank, which has no peers. With `every` all of them, each with every kernel and
+    protocol: each takes a compilation.
     """
     found = []
     pairs = [(dtype, op) for dtype in DTYPES.values() for op in supported_ops(dtype)]
     for number, (dtype, op) in enumerate(pairs):
         possible = [variant for variant in VARIANTS if admits(variant[1], dtype)]
         if not every:
-            if number % 2 != nranks // 2 % 2:
+            if nranks == 1 or (number + nranks) % 4:
                 continue
-            turn = number // 2 + nranks
-            possible = [possible[turn % len(possible)]]
+            possible = [possible[(number // 4 + nranks) % len(possible)]]
         found += [(*variant, dtype.name, op) for variant in possible]
     return found
 

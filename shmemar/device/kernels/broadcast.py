@@ -9,8 +9,8 @@ Algorithm, for each thread t of a grid of T, on every rank alike:
 4. All ranks but the root store it. Go on with the group of packets T further, if there is one.
    Store the epoch word.
 
-Packets go between all ranks, not only from the root and to it: a slot is written again two epochs later,
-and that every peer has sent the epoch between is what says that it may be.
+Packets go between all ranks, not only from the root and to it: a slot is written again two epochs
+later, and that every peer has sent the epoch between is what says that it may be.
 
 Layout, requirements and reuse are those of :mod:`shmemar.device.kernels.one_shot`, and the region
 and the epoch words may be shared with it. LL packets only: with a sentinel not every pattern of

@@ -77,9 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     repeating = modes != ["eager"]
     if arguments.in_place and repeating and arguments.op not in ("min", "max"):
         parser.error("--in-place needs --op min or max, or -m eager: other calls don't repeat")
-    changes_scale = arguments.op in {"prod", "avg"}
-    if arguments.chained and ("eager" in modes or arguments.in_place or changes_scale):
-        parser.error("--chained needs -m device,graph, --op sum, min or max, and no --in-place")
+    if arguments.chained and ("eager" in modes or arguments.in_place or arguments.op != "sum"):
+        parser.error("--chained needs -m device,graph, --op sum, and no --in-place")
     return _allreduce(arguments, modes)
 
 

@@ -9,8 +9,9 @@
   unmeasured one; and the host's own time of a call that is only enqueued.
 
 Inputs are exact and differ from call to call, outputs are poisoned, and every sample is checked: of
-`device` and `graph` the last outputs of a sample, or, `chained`, every call, because rank 0 reduces
-in place what its call before left, and so a packet that came late, twice or never shows in the end.
+`device` and `graph` the last outputs of a sample. `chained`, rank 0 reduces in place what its call
+before left, so that no call can start before that has ended, and whatever it received late, twice
+or never in any call shows in the end.
 The figure is the maximum over ranks of each rank's median; the spread is that rank's.
 """
 
@@ -135,6 +136,7 @@ class _Samples:
     other_us: float | None
     wrong: int
     registers: int | None = None
+    blocks: int | None = None
 
 
 def why_not(comm: shmemar.Communicator, mode: str) -> str | None:
@@ -174,7 +176,7 @@ def measure(comm: shmemar.Communicator, mode: str, case: Case) -> Result:
         dtype=case.dtype.name,
         op=case.op.value,
         kernel=comm.kernel_for(case.dtype, case.op),
-        blocks=comm._grid(spec, source, kernel).blocks,
+        blocks=samples.blocks or comm._grid(spec, source, kernel).blocks,
         registers=max(registers, default=None),
         in_place=case.in_place,
         chained=case.chained,
@@ -195,12 +197,15 @@ def _why_not_exact(mode: str, case: Case, nranks: int) -> str | None:
         return f"in place, {case.op.value} does not repeat; expected op min or max"
     if not case.chained:
         return None
-    if case.in_place or case.op in (ReduceOp.PROD, ReduceOp.AVG):
-        return "chained needs op sum, min or max, and not in place"
+    if case.in_place or case.op is not ReduceOp.SUM:
+        return "chained needs op sum, and not in place"
     largest = 2 * case.repeats * nranks * largest_input(case.dtype)
     limit = exact_limit(case.dtype)
-    if case.op is ReduceOp.SUM and limit is not None and largest >= limit:
-        return f"{case.repeats} chained sums of {nranks} ranks are not exact; expected fewer"
+    if limit is not None and largest >= limit:
+        return (
+            f"{case.repeats} chained sums of {nranks} ranks are not exact in {case.dtype.name}; "
+            "expected fewer repeats, or a wider type"
+        )
     return None
 
 
@@ -414,4 +419,4 @@ def _device(comm: shmemar.Communicator, case: Case) -> _Samples:
         if sample >= 2:
             samples_us.append(float(times.get().max()) / 1e3 / (case.repeats - warmups))
         wrong += buffers.count_wrong(sample, case.repeats)
-    return _Samples(samples_us, None, wrong, kernel.registers)
+    return _Samples(samples_us, None, wrong, kernel.registers, grid.blocks)

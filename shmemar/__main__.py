@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shmemar import __version__
 from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
-from shmemar.errors import ArgumentError, CollectiveTimeoutError, ShmemarError
+from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError, ShmemarError
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _refuse(error: ShmemarError) -> int:
     from shmemar.host.bootstrap import leave_without_finalize, load_mpi
 
     speaks = True
-    if isinstance(error, CollectiveTimeoutError):
+    if isinstance(error, CollectiveTimeoutError | DeviceError):
         leave_without_finalize(2)
     else:
         with suppress(ShmemarError):

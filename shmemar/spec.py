@@ -82,6 +82,11 @@ class KernelSpec:
             raise ArgumentError(
                 f"op is {self.op.value!r}, which {self.dtype.name} does not define ({why})."
             )
+        if self.protocol is Protocol.SENTINEL and not self.kernel.reduces:
+            raise ArgumentError(
+                f"protocol is sentinel, and kernel {self.kernel.value}, which moves every bit as "
+                "it is; expected protocol ll."
+            )
         if self.protocol is Protocol.SENTINEL and self.dtype.is_integer:
             raise ArgumentError(
                 f"protocol is sentinel, and dtype {self.dtype.name}, in which every value may be "

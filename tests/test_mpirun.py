@@ -214,7 +214,7 @@ def test_the_benchmark_runs_emulated_and_says_what_it_left_out(tmp_path: Path) -
         (("-n", "0"), "--samples must be 1 or more"),
         (("--in-place",), "needs --op min or max"),
         (("--chained",), "--chained needs -m device,graph"),
-        (("--chained", "-m", "graph", "-o", "prod"), "--chained needs -m device,graph, an --op"),
+        (("--chained", "-m", "graph", "-o", "prod"), "--chained needs -m device,graph, --op sum"),
     ],
 )
 def test_wrong_arguments_of_the_benchmark_are_refused(

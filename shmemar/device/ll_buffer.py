@@ -216,5 +216,8 @@ def _report_missing(
         if peer != ll.rank and not _arrived(ll, packets, here):
             missing = missing | (u64(1) << u64(peer))
             first = peer
-            seen = packets[here + 1] if packets[here + 1] != ll.epoch else packets[here + 3]
+            if ll.machine_word_nbytes != 0:
+                seen = u32(SENTINEL)
+            else:
+                seen = packets[here + 1] if packets[here + 1] != ll.epoch else packets[here + 3]
     report(ll.watchdog, first, missing, slot, ll.epoch, ll.epoch, seen)

@@ -59,6 +59,10 @@ _unfinished: list[Any] = []
 """Requests that were given up: MPI may still read their buffers, so they are kept."""
 
 
+MAX_MPI_COUNT = 1 << 30
+"""Elements of one MPI call, whose counts are signed integers of 32 bits."""
+
+
 class Bootstrap:
     """A private duplicate of the caller's communicator, for what happens outside of kernels.
 
@@ -243,7 +247,9 @@ class Bootstrap:
             CollectiveTimeoutError: As of `allreduce_host`.
         """
         contents = x.reshape(-1).view(np.uint8)
-        self._finish(self._comm.Ibcast(contents, root=root), contents, "broadcast")
+        for start in range(0, contents.size, MAX_MPI_COUNT):
+            part = contents[start : start + MAX_MPI_COUNT]
+            self._finish(self._comm.Ibcast(part, root=root), part, "broadcast")
 
     def _finish(self, request: Any, array: Any, name: str) -> None:
         start = time.monotonic()

@@ -94,7 +94,7 @@ class Communicator:
             self._control = bootstrap.together(
                 self._runtime.allocate_control, "allocate the failure record"
             )
-        except ShmemarError:
+        except Exception:
             self._heap.abandon()
             self._runtime.close()
             raise
@@ -145,6 +145,8 @@ class Communicator:
         Raises:
             ArgumentTypeError: An array or its dtype is not supported.
             ArgumentError: `op`, contiguity, alignment, count or overlap; nothing was launched.
+            BackendUnavailableError: A kernel's scratch, allocated at its first call, does not fit;
+                on every rank.
             ClosedError: The communicator was closed.
             MismatchError: Under ``SHMEMAR_CHECK=1``, the ranks' calls differ; on every rank.
             CollectiveTimeoutError: A peer did not take part within the deadline.
@@ -199,18 +201,19 @@ class Communicator:
                 out = np.empty_like(x) if on_host else self._runtime.empty_like(x, handle)
             destination = take("out", out, handle, writeable=True)
             check_pair(source, destination)
-            spec = self._spec(source.dtype, as_reduce_op(op, source.dtype))
+            reduce_op = as_reduce_op(op, source.dtype)
+            spec = None if on_host else self._spec(source.dtype, reduce_op)
         except ShmemarError as caught:
             error = caught
         if self._config.check:
-            call = {} if error else _call_of(source, op=spec.op.value)
+            call = {} if error else _call_of(source, on_host=on_host, op=reduce_op.value)
             self._compare_calls("allreduce", call, error)
         elif error is not None:
             raise error
         if on_host:
             with self._breaks_on_timeout():
-                self._bootstrap.allreduce_host(x, out, spec.op.value)
-        elif source.count:
+                self._bootstrap.allreduce_host(x, out, reduce_op.value)
+        elif spec and source.count:
             self._launch(spec, source, destination, handle)
         return out
 
@@ -226,7 +229,7 @@ class Communicator:
         except ShmemarError as caught:
             error = caught
         if self._config.check:
-            call = {} if error else _call_of(operand, root=root)
+            call = {} if error else _call_of(operand, on_host=on_host, root=root)
             self._compare_calls("broadcast", call, error)
         elif error is not None:
             raise error
@@ -367,7 +370,8 @@ class Communicator:
         root: int = 0,
     ) -> None:
         with self._breaks_on_timeout():
-            # The kernel first: it refuses a capture, in which nothing can be allocated.
+            if self._scratch_key(spec) not in self._scratches:
+                self._runtime.refuse_capture(spec.name, stream)
             kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream)
             scratch = self._scratch_for(spec)
         longest = MAX_LAUNCH_PACKETS * spec.payload_nbytes // source.dtype.itemsize
@@ -386,11 +390,15 @@ class Communicator:
         if self._runtime.is_synchronous:
             self._require_usable()
 
-    def _scratch_for(self, spec: KernelSpec) -> Scratch:
-        """Return the scratch of a kernel and protocol. Collective when it is asked for first."""
+    @staticmethod
+    def _scratch_key(spec: KernelSpec) -> tuple[Kernel, Protocol]:
         # A broadcast is an exchange of the one-shot's slots, so they share a region and epochs.
         owner = Kernel.ONE_SHOT if spec.kernel is Kernel.BROADCAST else spec.kernel
-        key = owner, spec.protocol
+        return owner, spec.protocol
+
+    def _scratch_for(self, spec: KernelSpec) -> Scratch:
+        """Return the scratch of a kernel and protocol. Collective when it is asked for first."""
+        key = self._scratch_key(spec)
         if key not in self._scratches:
             self._scratches[key] = make_scratch(
                 layout_for(spec, self._config),
@@ -499,8 +507,9 @@ _MOVED = {1: DTYPES["uint8"], 2: DTYPES["float16"], 4: DTYPES["uint32"], 8: DTYP
 """A type of each width, which a broadcast moves instead of the array's own."""
 
 
-def _call_of(operand: Operand, **others: Any) -> dict[str, Any]:
-    return {"count": operand.count, "dtype": operand.dtype.name, **others}
+def _call_of(operand: Operand, *, on_host: bool, **others: Any) -> dict[str, Any]:
+    where = "host" if on_host else "device"
+    return {"count": operand.count, "dtype": operand.dtype.name, "memory": where, **others}
 
 
 def _take_on_host(name: str, array: Any, _stream: int, *, writeable: bool) -> Operand:

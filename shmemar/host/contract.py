@@ -80,6 +80,13 @@ class Runtime(Protocol):
     def allocate_control(self) -> Control:
         """Allocate a rank's broken word and failure record."""
 
+    def refuse_capture(self, name: str, stream: int) -> None:
+        """Refuse to load or allocate, for the kernel `name`, while `stream` is being captured.
+
+        Raises:
+            ArgumentError: It is.
+        """
+
     def compile(self, spec: KernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
         """Compile and load a kernel for use on `stream`, unless that was done before.
 

@@ -107,6 +107,9 @@ class EmulatedRuntime:
         address = int(record.__array_interface__["data"][0])
         return Control(broken.addresses[0], address, record.tobytes, broken.free)
 
+    def refuse_capture(self, name: str, stream: int) -> None:
+        """Nothing is captured here."""
+
     def compile(self, spec: KernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
         """Compile with njit. Collective: all ranks have compiled when it returns."""
         key = spec, layout

@@ -255,7 +255,7 @@ class NvshmemRuntime:
         from cuda.core import Buffer
 
         part = Buffer.from_handle(arena.base + offset, nbytes)
-        part.fill(word.to_bytes(WORD_NBYTES, "little"), stream=self._setup_stream)
+        part.fill(word.to_bytes(WORD_NBYTES, "little") if word else 0, stream=self._setup_stream)
         self._setup_stream.sync()
         # All parts are filled when this returns, before any peer can store to them.
         offsets = self._bootstrap.allgather(offset, "exchange addresses")
@@ -263,10 +263,20 @@ class NvshmemRuntime:
         return _SymmetricMemory(nbytes, addresses, lambda: arena.free(offset))
 
     def allocate_private(self, nbytes: int) -> Memory:
-        """Allocate device memory."""
-        buffer = self._device.allocate(nbytes, stream=self._setup_stream)
-        buffer.fill(0, stream=self._setup_stream)
-        self._setup_stream.sync()
+        """Allocate device memory.
+
+        Raises:
+            BackendUnavailableError: CUDA has none.
+        """
+        try:
+            buffer = self._device.allocate(nbytes, stream=self._setup_stream)
+            buffer.fill(0, stream=self._setup_stream)
+            self._setup_stream.sync()
+        except Exception as error:
+            raise BackendUnavailableError(
+                f"{nbytes} bytes could not be allocated on GPU {self._device.device_id} of rank "
+                f"{self._bootstrap.rank} ({type(error).__name__}: {error}). Free memory there."
+            ) from error
         return _DeviceMemory(buffer)
 
     def allocate_control(self) -> Control:
@@ -284,6 +294,19 @@ class NvshmemRuntime:
 
         return Control(broken.addresses[0], int(record.handle), lambda: bytes(host), free)
 
+    def refuse_capture(self, name: str, stream: int) -> None:
+        """Refuse what a capture forbids.
+
+        Raises:
+            ArgumentError: `stream` is being captured.
+        """
+        if is_capturing(stream):
+            raise ArgumentError(
+                f"{name} is called for the first time while stream {stream:#x} is being captured "
+                "into a CUDA graph; expected a call before the capture, which loads the kernel and "
+                "allocates its scratch. Make the same call once outside of it."
+            )
+
     def compile(self, spec: KernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
         """Compile to a cubin and load it. Collective.
 
@@ -292,12 +315,7 @@ class NvshmemRuntime:
         """
         key = spec, layout
         if key not in self._kernels:
-            if is_capturing(stream):
-                raise ArgumentError(
-                    f"{spec.name} is called for the first time while stream {stream:#x} is being "
-                    "captured into a CUDA graph; expected a call before the capture, which loads "
-                    "the kernel. Make the same call once outside of it."
-                )
+            self.refuse_capture(spec.name, stream)
             kernel = self._bootstrap.together(
                 lambda: load_kernel(spec, layout, rank=self._bootstrap.rank, device=self._device),
                 f"compile {spec.name}",
@@ -338,16 +356,22 @@ class NvshmemRuntime:
     def empty_like(self, x: Any, stream: int) -> Any:
         """Allocate with CuPy or torch, whichever `x` is of, from its memory for `stream`."""
         library = library_of(x)
-        if library == "cupy":
-            import cupy
+        try:
+            if library == "cupy":
+                import cupy
 
-            with cupy.cuda.ExternalStream(stream):
-                return cupy.empty_like(x)
-        if library == "torch":
-            import torch
+                with cupy.cuda.ExternalStream(stream):
+                    return cupy.empty_like(x)
+            if library == "torch":
+                import torch
 
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream, x.device)):
-                return torch.empty_like(x)
+                with torch.cuda.stream(torch.cuda.ExternalStream(stream, x.device)):
+                    return torch.empty_like(x)
+        except Exception as error:
+            raise DeviceError(
+                f"no array like x could be allocated ({type(error).__name__}: {error}). Free "
+                "memory, or give out=."
+            ) from error
         raise ArgumentError(
             f"out is None, and x is {type(x).__module__}.{type(x).__name__}; expected out= for an "
             "array that is neither CuPy's nor torch's."

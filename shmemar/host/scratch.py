@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shmemar.device.packet import SENTINEL
+from shmemar.errors import CollectiveTimeoutError
 from shmemar.layout import LLLayout
 from shmemar.spec import Kernel, Protocol
 
@@ -59,7 +60,13 @@ def make_scratch(
         BackendUnavailableError: There is no room for it; on every rank.
     """
     region = heap.allocate(layout.nbytes, SENTINEL if protocol is Protocol.SENTINEL else 0)
-    epochs = bootstrap.together(
-        lambda: runtime.allocate_private(layout.epochs_nbytes), "allocate epoch words"
-    )
+    try:
+        epochs = bootstrap.together(
+            lambda: runtime.allocate_private(layout.epochs_nbytes), "allocate epoch words"
+        )
+    except CollectiveTimeoutError:
+        raise
+    except Exception:
+        heap.free(region)  # all ranks are here
+        raise
     return Scratch(layout, region, epochs)

@@ -11,7 +11,7 @@ import numpy as np
 
 from shmemar import __version__
 from shmemar.config import Config
-from shmemar.errors import CollectiveTimeoutError, ConfigurationError, ShmemarError
+from shmemar.errors import CollectiveTimeoutError, ConfigurationError
 from shmemar.host.bootstrap import Bootstrap
 from shmemar.host.communicator import Communicator
 from shmemar.host.emulation import EmulatedRuntime
@@ -97,7 +97,7 @@ def init(
         )
     except CollectiveTimeoutError:
         raise  # the duplicate can't be freed without the missing ranks
-    except ShmemarError:
+    except Exception:  # of any kind: the other ranks free theirs
         bootstrap.free()
         raise
 

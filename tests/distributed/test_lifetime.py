@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import shmemar
+from shmemar.dtypes import DTYPES
 from shmemar.host import communicator, emulation
 from shmemar.host.bootstrap import Bootstrap
 from shmemar.host.runtime import NvshmemRuntime
+from shmemar.spec import Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -67,20 +69,56 @@ def test_a_launch_that_is_refused_breaks_the_communicator(
 
 
 @pytest.mark.parametrize("what", ["allocate_private", "allocate_control"])
+@pytest.mark.parametrize("kind", [shmemar.BackendUnavailableError, MemoryError])
 def test_memory_that_one_rank_lacks_is_an_error_on_all(
-    world: MPI.Intracomm, backend: str, agree: Any, monkeypatch: pytest.MonkeyPatch, what: str
+    world: MPI.Intracomm,
+    backend: str,
+    agree: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    kind: type[Exception],
 ) -> None:
     def refuse(*_: Any) -> None:
-        raise shmemar.DeviceError("out of memory")
+        raise kind("out of memory")
 
     if world.rank == world.size - 1:
         for runtime in (emulation.EmulatedRuntime, NvshmemRuntime):
             monkeypatch.setattr(runtime, what, refuse)
-    with pytest.raises(shmemar.ShmemarError, match="out of memory"):
+    own = kind if world.rank == world.size - 1 else shmemar.ShmemarError
+    with pytest.raises(own, match="out of memory"):
         shmemar.init(world, backend=backend)
     monkeypatch.undo()
     with shmemar.init(world, backend=backend) as comm:
         assert agree(comm.size) == [world.size] * world.size
+
+
+def test_scratch_that_one_rank_lacks_leaves_nothing_behind(
+    world: MPI.Intracomm, backend: str, agree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two-shot kernels it is allocated at the first call; broadcasts want the one-shot's."""
+    monkeypatch.setenv("SHMEMAR_KERNEL", "two_shot")
+    monkeypatch.setenv("SHMEMAR_TWO_SHOT_SCRATCH_NBYTES", str(2 * world.size * 256 * 16))
+
+    def refuse(*_: Any) -> None:
+        raise shmemar.BackendUnavailableError("out of memory")
+
+    with shmemar.init(world, backend=backend) as comm:
+        before = comm._heap.nbytes
+        if world.rank == 0:
+            monkeypatch.setattr(comm._runtime, "allocate_private", refuse)
+        for _ in range(3):
+            with pytest.raises(shmemar.BackendUnavailableError, match="out of memory"):
+                comm._scratch_for(
+                    KernelSpec(
+                        Kernel.BROADCAST,
+                        Protocol.LL,
+                        DTYPES["uint32"],
+                        shmemar.ReduceOp.SUM,
+                        world.size,
+                    )
+                )
+        assert agree(comm._heap.nbytes - before) == [0] * world.size
+        monkeypatch.undo()
 
 
 def test_many_communicators_leave_nothing_behind(

@@ -20,7 +20,7 @@ SPECS = [
     for dtype in DTYPES.values()
     for op in supported_ops(dtype)
     for nranks in (1, 2, 3, MAX_RANKS)
-    if protocol is Protocol.LL or not dtype.is_integer
+    if protocol is Protocol.LL or (kernel.reduces and not dtype.is_integer)
 ]
 
 
@@ -91,3 +91,8 @@ def test_threads_of_a_two_shot_kernel_take_a_packet_of_each_share(
 ) -> None:
     spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 4)
     assert spec.group_count(nbytes) == ngroups
+
+
+def test_a_broadcast_has_no_sentinel() -> None:
+    with pytest.raises(ArgumentError, match="protocol is sentinel, and kernel broadcast"):
+        KernelSpec(Kernel.BROADCAST, Protocol.SENTINEL, DTYPES["float32"], ReduceOp.SUM, 2)

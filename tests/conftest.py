@@ -41,8 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--ranks",
-        default="1,2,3,4",
-        help="numbers of ranks that tests/test_mpirun.py starts (default: 1,2,3,4)",
+        default="1,2,3",
+        help="numbers of ranks that tests/test_mpirun.py starts (default: 1,2,3)",
     )
 
 

@@ -19,7 +19,7 @@ __all__ = ["Compiler", "device", "device_methods"]
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T", bound=type)
 
-_functions: list[Callable[..., Any]] = []
+_functions: dict[Callable[..., Any], None] = {}
 _classes: list[tuple[type, tuple[str, ...]]] = []
 _compilers: list[Compiler] = []
 
@@ -103,9 +103,10 @@ class Compiler:
 
 def device(function: F) -> F:
     """Make `function` callable from kernels, on every target; it stays a plain function."""
-    _functions.append(function)
-    for compiler in _compilers:
-        compiler.add_function(function)
+    if function not in _functions:
+        _functions[function] = None
+        for compiler in _compilers:
+            compiler.add_function(function)
     return function
 
 

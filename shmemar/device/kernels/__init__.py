@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,11 @@ BUILDERS: Mapping[Kernel, Callable[..., Callable[..., Any]]] = MappingProxyType(
 )
 
 
+@cache
 def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callable[..., Any]:
     """Return the body of the kernel that `spec` names, for scratch laid out as `layout` says.
+
+    The same one each time: its device functions are registered, and so kept, for good.
 
     Args:
         spec: The kernel.

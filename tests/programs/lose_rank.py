@@ -57,6 +57,8 @@ def main() -> None:
                     comm.check()
                 except shmemar.CollectiveTimeoutError:
                     print(f"STILL BROKEN rank {comm.rank}", flush=True)
+                # Some launchers end the job at the first exit, before the others have spoken.
+                time.sleep(1)
                 raise
 
 

@@ -73,8 +73,9 @@ def test_a_kernel_keeps_its_machine_code_contract(case: tuple[KernelSpec, int]) 
     packets = (spec.nranks - 1) * spec.packets_per_thread * exchanges
     resets = packets if spec.protocol is Protocol.SENTINEL else 0
     assert assembly.count("st.relaxed.sys.global.v2.b64") == packets + resets
-    # The compiler may peel the first poll off a loop.
-    assert packets <= assembly.count("ld.relaxed.sys.global.v2.b64") <= 2 * packets
+    # Of one peer the compiler may peel the first poll off the loop.
+    polls = {packets, 2 * packets} if spec.nranks == 2 else {packets}
+    assert assembly.count("ld.relaxed.sys.global.v2.b64") in polls
     assert assembly.count("call") == 0
     assert ".local" not in assembly.ptx
     assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -54,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     allreduce.add_argument(
         "--chained", action="store_true", help="make each call depend on the data of the last"
     )
+    allreduce.add_argument(
+        "--kernels", metavar="NAME,...", help="pin one_shot or two_shot, or measure one by one"
+    )
+    allreduce.add_argument("--protocols", metavar="NAME,...", help="the same: ll, sentinel")
     allreduce.add_argument("--backend", default=None, choices=[b.value for b in Backend])
     allreduce.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     code = commands.add_parser(
@@ -90,6 +95,18 @@ def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
     else:
         smallest, largest = parse_nbytes(arguments.smallest), parse_nbytes(arguments.largest)
         sizes = message_sizes(smallest, largest, arguments.factor)
+    cases = [
+        Case(
+            dtype=dtype,
+            op=op,
+            count=max(nbytes // dtype.itemsize, 1),
+            in_place=arguments.in_place,
+            chained=arguments.chained,
+            samples=arguments.samples,
+            repeats=arguments.repeats,
+        )
+        for nbytes in sizes
+    ]
     rows: list[Result] = []
     with shmemar.init(load_mpi().COMM_WORLD, backend=arguments.backend) as comm:
         where = comm.describe()
@@ -99,29 +116,39 @@ def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
             print("# time: maximum over ranks of each rank's median. other: graph: an empty kernel")
             print("# in the collective's place; eager: the host's time of a call.")
             print(HEADER, flush=True)
-        for mode in modes:
-            reason = why_not(comm, mode)
-            if reason:
-                if comm.rank == 0:
-                    print(f"# {mode}: not run, {reason}", flush=True)
-                continue
-            for nbytes in sizes:
-                case = Case(
-                    dtype=dtype,
-                    op=op,
-                    count=max(nbytes // dtype.itemsize, 1),
-                    in_place=arguments.in_place,
-                    chained=arguments.chained,
-                    samples=arguments.samples,
-                    repeats=arguments.repeats,
-                )
-                row = measure(comm, mode, case)
-                rows.append(row)
-                if comm.rank == 0:
-                    print(_line(row, comm.size), flush=True)
+        for kernel, protocol in product(_names(arguments.kernels), _names(arguments.protocols)):
+            with _pinned(kernel, protocol, arguments.backend) as pinned:
+                rows += _measure_all(pinned, modes, cases)
         if comm.rank == 0 and arguments.json:
             _write_json(arguments.json, {**where, "rows": [row.as_dict() for row in rows]})
     return 1 if any(row.wrong for row in rows) else 0
+
+
+def _measure_all(comm: shmemar.Communicator, modes: list[str], cases: list[Case]) -> list[Result]:
+    rows = []
+    for mode in modes:
+        reason = why_not(comm, mode)
+        if reason:
+            if comm.rank == 0:
+                print(f"# {mode}: not run, {reason}", flush=True)
+            continue
+        for case in cases:
+            rows.append(measure(comm, mode, case))
+            if comm.rank == 0:
+                print(_line(rows[-1], comm.size), flush=True)
+    return rows
+
+
+def _names(text: str | None) -> list[str | None]:
+    return [*text.split(",")] if text else [None]
+
+
+def _pinned(kernel: str | None, protocol: str | None, backend: str | None) -> shmemar.Communicator:
+    """Make a communicator as SHMEMAR_KERNEL and SHMEMAR_PROTOCOL would pin it."""
+    for variable, value in (("SHMEMAR_KERNEL", kernel), ("SHMEMAR_PROTOCOL", protocol)):
+        if value is not None:
+            os.environ[variable] = value
+    return shmemar.init(load_mpi().COMM_WORLD, backend=backend)
 
 
 def _machine_code(arguments: argparse.Namespace) -> int:

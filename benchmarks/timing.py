@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 
     import shmemar
     from shmemar.dtypes import DType
+    from shmemar.host.launch import CudaKernel
+    from shmemar.layout import LLLayout
+    from shmemar.spec import KernelSpec
 
 __all__ = ["MODES", "Case", "Result", "measure", "why_not"]
 
@@ -382,18 +386,21 @@ def _graph(comm: shmemar.Communicator, case: Case) -> _Samples:
     return _Samples(samples_us, float(np.median(empty_us)), wrong, kernel.registers)
 
 
+@lru_cache
+def _looped_kernel(spec: KernelSpec, layout: LLLayout, rank: int, device: Any) -> CudaKernel:
+    from shmemar.host.launch import load_kernel
+
+    return load_kernel(spec, layout, rank=rank, device=device, looped=True)
+
+
 def _device(comm: shmemar.Communicator, case: Case) -> _Samples:
     import cupy
-
-    from shmemar.host.launch import load_kernel
 
     spec = comm._spec(case.dtype, case.op)
     scratch = comm._scratch_for(spec)
     runtime: Any = comm._runtime
     with runtime.active():
-        kernel = load_kernel(
-            spec, scratch.layout, rank=comm.rank, device=runtime._device, looped=True
-        )
+        kernel = _looped_kernel(spec, scratch.layout, comm.rank, runtime._device)
     resident = comm.host_allgather(kernel.resident_blocks // runtime._job.ranks_per_gpu)
     kernel.max_blocks = max(min(resident), 1)
 

@@ -21,6 +21,9 @@ __all__ = [
     "stream_handle",
 ]
 
+_DLPACK_CUDA = 2
+"""kDLCUDA: memory of one GPU; managed and pinned memory have other numbers."""
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -118,9 +121,10 @@ def device_operand(name: str, array: Any, stream: int, *, device: int, writeable
             f"{name} is {type(array).__name__} in host memory; expected an array on GPU {device}, "
             "or a numpy.ndarray. Copy it there."
         )
-    if view.device_id != device:
+    found = _device_of(array, view)
+    if found != device:
         raise ArgumentError(
-            f"{name} is on device {view.device_id}; expected GPU {device}, this rank's. Copy it "
+            f"{name} is on device {found}; expected GPU {device}, this rank's. Copy it "
             "there, or pick the GPU with shmemar.init(..., device=)."
         )
     dtype = _named_dtype(name, _dtype_name(array, view))
@@ -223,6 +227,25 @@ def _device_view(name: str, array: Any, stream: int) -> Any:
             f"{name} is {type(array).__name__} and can't be seen by the GPU "
             f"({type(error).__name__}: {error}); expected an array on a GPU (of torch: detached)."
         ) from error
+
+
+def _device_of(array: Any, view: Any) -> int:
+    """Ordinal of the GPU that an array is on.
+
+    DLPack says it; the CUDA array interface does not, so CUDA's runtime is asked. What cuda.core
+    makes of that interface is always 0 with some cuda.bindings (NVIDIA/cuda-python issue 2928).
+    """
+    if hasattr(type(array), "__dlpack_device__"):
+        kind, ordinal = array.__dlpack_device__()
+        if kind == _DLPACK_CUDA:
+            return int(ordinal)
+    if view.ptr:
+        from cuda.bindings import runtime
+
+        status, attributes = runtime.cudaPointerGetAttributes(view.ptr)
+        if status == runtime.cudaError_t.cudaSuccess and attributes.device >= 0:
+            return int(attributes.device)
+    return int(view.device_id)
 
 
 def _dtype_name(array: Any, view: Any) -> str:

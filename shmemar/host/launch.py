@@ -206,8 +206,7 @@ def load_kernel(
 def current_context(context: int) -> Iterator[None]:
     """Make a context current in this thread, and afterwards the one that was before.
 
-    Also when the body has left another one: on two GPUs (2026-11-29) none was current after a
-    kernel had been compiled and loaded, so that the caller's next array was made on GPU 0.
+    Also when a library that the body called has left another one.
     """
     before = current_context_handle()
     set_current_context(context)

@@ -223,6 +223,43 @@ def test_of_another_array_on_a_gpu_cuda_core_says_the_type(
     assert operand.dtype is DTYPES["float16"]
 
 
+@pytest.mark.parametrize(("status", "ordinal", "found"), [(0, 1, 1), (1, 1, 3), (0, -2, 3)])
+def test_where_an_array_is_that_does_not_say_it_cuda_is_asked(
+    status: int, ordinal: int, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cuda.bindings
+
+    runtime = SimpleNamespace(
+        cudaError_t=SimpleNamespace(cudaSuccess=0),
+        cudaPointerGetAttributes=lambda _: (status, SimpleNamespace(device=ordinal)),
+    )
+    monkeypatch.setattr(cuda.bindings, "runtime", runtime, raising=False)
+    monkeypatch.setattr(interop, "_device_view", lambda *_: device_view(np.dtype(np.float16)))
+    interop.device_operand("x", object(), 0, device=found, writeable=True)
+    with pytest.raises(ArgumentError, match=rf"x is on device {found}; expected GPU 7"):
+        interop.device_operand("x", object(), 0, device=7, writeable=True)
+
+
+class _OnGpu:
+    """An array that says by DLPack where it is, whatever cuda.core reads."""
+
+    def __init__(self, kind: int, ordinal: int) -> None:
+        self.where = kind, ordinal
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.where
+
+
+@pytest.mark.parametrize(("where", "found"), [((2, 1), 1), ((2, 3), 3), ((13, 1), 3), ((3, 0), 3)])
+def test_an_arrays_own_word_says_its_gpu(
+    where: tuple[int, int], found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interop, "_device_view", lambda *_: device_view(np.dtype(np.float16)))
+    interop.device_operand("x", _OnGpu(*where), 0, device=found, writeable=True)
+    with pytest.raises(ArgumentError, match=rf"x is on device {found}; expected GPU 7"):
+        interop.device_operand("x", _OnGpu(*where), 0, device=7, writeable=True)
+
+
 def test_two_bytes_of_unknown_type_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interop, "_device_view", lambda *_: device_view(np.dtype("V2")))
     with pytest.raises(ArgumentTypeError, match=r"x: dtype is \|V2; expected one of"):

@@ -1,223 +1,267 @@
-"""LLBuffer: exchange packets with every peer, without a barrier.
+"""LLBuffer: elements exchanged with every peer, without a barrier, in kernels that users write.
 
-Contract, for whoever writes a kernel with it:
+A kernel is a plain Python function ``kernel(ll, thread, nthreads, *arguments)``. Each thread has an
+LLBuffer of its own, with `slots` places for an element from each peer. A thread's *epochs* are the
+rounds of its exchange. This reduces an array over all ranks::
 
-* One store for each (peer, slot, epoch). The thread that owns a slot is the only one on its rank
-  that writes it, and the same slot is used for the same data on every rank.
-* Every epoch of a slot is exchanged with every peer, both ways, before the epoch advances.
-* The epoch starts from the slot's epoch word, and is written back when the kernel is done with it.
-* With sentinel packets, what was received is emptied with `reset` before the epoch advances; and
-  where a kernel makes three exchanges or more, `fence_resets` stands behind the sends of each but
-  the first and the last.
+    def one_shot(ll, thread, nthreads, x, y):
+        for i in range(thread, x.size, nthreads):
+            ll.bcast(0, x[i])
+            y[i] = ll.recv_reduce(0, x[i], lambda a, b: a + b)
+            ll.advance_epoch()
 
-Why a slot may be written again. LL: epoch e lies in buffer e mod 2, and a thread writes epoch e + 2
-only after it has received every peer's e + 1, which the peer's thread sent after it had read all of
-e. Sentinel: epoch e lies in buffer e mod 3, and a thread writes e + 3 only after it has received
-every peer's e + 2, which the peer's thread sent after it had emptied e and, with the fence or the
-end of a kernel between, made that visible.
+Contract, for each thread and alike on all ranks:
+
+* In every epoch it sends to every peer and receives from every peer, at least one element each way.
+  An empty answer will do: it says that what was sent before has been read.
+* Everything that it is sent in an epoch it receives before it advances, and a slot is sent to a
+  peer at most once an epoch.
+* The thread of the same number sends and receives on all ranks, and goes through the same number
+  of epochs there. So loops are over what is equal on all ranks.
+* An element has the same type on both sides, that of the buffer; values are converted to it.
+
+Not allowed, and not noticed: a second send to the same slot and peer in one epoch (the peer gets
+either); an epoch that leaves out a peer (the peer's data of two epochs later may overwrite what was
+not read); threads that differ in their number of epochs (they wait until the deadline).
+
+What is received is right or the communicator breaks: a thread that has waited longer than the
+deadline receives zeros from then on, sends nothing more, and the host raises. A loop whose end
+depends on what is received must therefore ask `is_alive` as well.
+
+Packets, buffers, sentinels and why slots may be written again: :mod:`shmemar.device.packet_buffer`.
+Slots are emptied as they are read, and the fence that three epochs or more in one kernel need with
+sentinel packets stands before the first receive of each epoch but the first: behind its sends,
+where they come first, as they should.
+
+Source: the device API of NCCL's symmetric LL kernels (``ncclLLA2ASession``).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shmemar.device.memory import (
-    fence_acq_rel_gpu,
-    globaltimer_ns,
-    ld_relaxed_sys_v4_b32,
-    relax,
-    st_relaxed_sys_v4_b32,
+from shmemar.device.elements import (
+    as_element,
+    element_from_words,
+    packet_array,
+    part_array,
+    ranks_at_once,
+    words_from_element,
 )
-from shmemar.device.packet import SENTINEL, TWIN, next_epoch
+from shmemar.device.packet import next_epoch
 from shmemar.device.registry import device, device_methods
-from shmemar.device.watchdog import POLLS_PER_LOOK, Watchdog, report, should_give_up
-from shmemar.device.words import u32, u64
-from shmemar.layout import WORDS_PER_PACKET, packet_offset
+from shmemar.device.words import u32, word_array
+from shmemar.layout import WORDS_PER_PACKET
 
-__all__ = ["LLBuffer"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shmemar.device.packet_buffer import PacketBuffer
+
+__all__ = ["ALIVE", "EPOCH", "STATE_WORDS", "LLBuffer", "elements_of"]
+
+EPOCH, ALIVE, USED, UNFENCED = range(4)
+STATE_WORDS = 4
+"""A thread's state: its epoch, 1 until it gave up, 1 once the epoch was used, 1 where slots were
+emptied and no fence stood since."""
+
+device(ranks_at_once)
 
 
 @device_methods(
-    "advance_epoch", "at_epoch", "encode", "send", "bcast", "fence_resets", "recv_unrolled", "reset"
+    "current_epoch",
+    "is_alive",
+    "send",
+    "bcast",
+    "recv",
+    "recv_unrolled",
+    "recv_reduce",
+    "advance_epoch",
 )
 class LLBuffer(NamedTuple):
-    """A thread's view of the region, at one epoch. Immutable: ``ll = ll.advance_epoch()``.
+    """A thread's exchange of elements with its peers.
 
     Attributes:
-        peers: Address of the region on each rank, in rank order, the own one included.
         rank: The own rank.
-        pitch_nbytes: Bytes between the packets of two sources.
-        buffer_nbytes: Bytes between two buffers.
-        machine_word_nbytes: 0 for LL packets; for sentinel ones the width of the words that are
-            compared, 4 or 8: 8 where components have 8 bytes. A constant of the kernel's code.
-        epoch: Epoch of what is sent and received.
-        watchdog: Deadline of the polls.
+        size: Number of ranks.
+        packets: The region.
+        like: An element, whose type counts.
+        npackets: Packets that carry an element.
+        pitch: Slots from one of a thread's packets to the next.
+        thread: The thread.
+        state: Word array of `STATE_WORDS`.
     """
 
-    peers: tuple[int, ...]
     rank: int
-    pitch_nbytes: int
-    buffer_nbytes: int
-    machine_word_nbytes: int
-    epoch: int
-    watchdog: Watchdog
+    size: int
+    packets: PacketBuffer
+    like: Any
+    npackets: int
+    pitch: int
+    thread: int
+    state: list[int]
 
-    def at_epoch(self, epoch: int) -> LLBuffer:
-        """Return the buffer at another epoch."""
-        return LLBuffer(
-            self.peers,
-            self.rank,
-            self.pitch_nbytes,
-            self.buffer_nbytes,
-            self.machine_word_nbytes,
-            epoch,
-            self.watchdog,
-        )
+    def current_epoch(self) -> int:
+        """Return the epoch of what is sent and received: not 0, and for the thread to compare."""
+        return self.state[EPOCH]
 
-    def advance_epoch(self) -> LLBuffer:
-        """Return the buffer at the next epoch."""
-        return self.at_epoch(next_epoch(self.epoch))
+    def is_alive(self) -> bool:
+        """Return False once this thread has waited longer than the deadline."""
+        return self.state[ALIVE] != u32(0)
 
-    def encode(self, words: list[int], at: int) -> None:
-        """Put the twin in the place of what equals the sentinel, in a packet's data words.
+    def send(self, peer: int, slot: int, value: Any) -> None:
+        """Send an element to a slot of one peer: one remote store, two above 8 bytes with LL.
 
-        `send` wants words that were encoded, and so does whoever reduces the own data beside what
-        peers were sent. With LL packets nothing changes.
+        Args:
+            peer: Another rank.
+            slot: Less than the buffer's slots.
+            value: What is sent, converted to the buffer's type. With sentinel packets a NaN that
+                equals the sentinel arrives as another NaN.
         """
-        if self.machine_word_nbytes == 4:
-            for word in range(at, at + 4):
-                if words[word] == u32(SENTINEL):
-                    words[word] = u32(TWIN)
-        elif self.machine_word_nbytes == 8:
-            for word in range(at, at + 4, 2):
-                if (words[word] == u32(SENTINEL)) & (words[word + 1] == u32(SENTINEL)):
-                    words[word] = u32(TWIN)
+        words = word_array(WORDS_PER_PACKET)
+        _encode(self, value, words)
+        _send(self, peer, slot, words)
 
-    def send(self, peer: int, slot: int, words: list[int], at: int) -> None:
-        """Send a packet's data words, from ``words[at]`` on, to `slot` of `peer`: one store.
+    def bcast(self, slot: int, value: Any) -> None:
+        """Send an element to a slot of every peer, beginning with the rank after this one."""
+        words = word_array(WORDS_PER_PACKET)
+        _encode(self, value, words)
+        for distance in range(1, self.size):
+            peer = self.rank + distance
+            _send(self, peer if peer < self.size else peer - self.size, slot, words)
 
-        Two words with LL packets, four with sentinel ones.
-        """
-        address = _packet_address(self, peer, self.rank, slot)
-        if self.machine_word_nbytes == 0:
-            epoch = self.epoch
-            st_relaxed_sys_v4_b32(address, words[at], epoch, words[at + 1], epoch)
-        else:
-            st_relaxed_sys_v4_b32(address, words[at], words[at + 1], words[at + 2], words[at + 3])
+    def recv(self, peer: int, slot: int) -> Any:
+        """Wait for the element that a peer sent to a slot in this epoch, and return it."""
+        packets = word_array(2 * WORDS_PER_PACKET)
+        if not _receive(self, slot, packets, peer, peer + 1):
+            return _zero(self)
+        return _element(self, packets, 0)
 
-    def bcast(self, slot: int, words: list[int], at: int) -> None:
-        """Send a packet to `slot` of every peer, beginning with the rank after this one."""
-        for distance in range(1, len(self.peers)):
-            self.send(_rank_after(self, distance), slot, words, at)
-
-    def fence_resets(self) -> None:
-        """Make the resets before it visible to peers before the sends behind it."""
-        if self.machine_word_nbytes != 0:
-            fence_acq_rel_gpu()
-
-    def recv_unrolled(
-        self, slot: int, packets: list[int], at: int, step: int, source: int, end: int
-    ) -> bool:
-        """Receive `slot` from the ranks `source` to ``end - 1``, but the own one.
-
-        The packets of all of them are loaded before any is judged, so that one round trip to L2
-        serves them all. Each takes four registers: beyond a dozen or so, receive in parts.
+    def recv_unrolled(self, slot: int, own: Any) -> Any:
+        """Wait for a slot's elements from all peers, in one round of polls.
 
         Args:
             slot: The slot.
-            packets: Word array; the packet of rank r goes to the four words from
-                ``at + step * (r - source)`` on, {data, flag, data, flag} or four of data. Those of
-                the own rank are left alone.
-            at: Word of the first packet.
-            step: Words between the packets of two ranks.
-            source: The first rank, a constant of the kernel's code.
-            end: The rank behind the last one, likewise.
+            own: What stands in the place of the own rank.
 
         Returns:
-            True when all have arrived; False when the deadline passed, on this call or before it.
+            A tuple of `size` elements in rank order.
         """
-        polls = u32(0)
-        since_ns = u64(0)
-        while True:
-            for peer in range(source, end):
-                if peer != self.rank:
-                    packet = ld_relaxed_sys_v4_b32(_packet_address(self, self.rank, peer, slot))
-                    for word in range(WORDS_PER_PACKET):
-                        packets[at + step * (peer - source) + word] = packet[word]
-            if _all_arrived(self, packets, at, step, source, end):
-                return True
-            polls = u32(polls + u32(1))
-            if polls & u32(POLLS_PER_LOOK - 1) == u32(0):
-                if since_ns == u64(0):
-                    since_ns = globaltimer_ns()
-                if should_give_up(self.watchdog, since_ns):
-                    _report_missing(self, slot, packets, at, step, source, end)
-                    return False
-            relax()
+        words = word_array(WORDS_PER_PACKET)
+        _encode(self, own, words)
+        packets = packet_array(self.packets.peers, self.like)
+        if not _receive(self, slot, packets, 0, self.size):
+            for word in range(self.size * _step(self)):
+                packets[word] = u32(0)
+        return elements_of(self, packets, words, self.packets.peers)
 
-    def reset(self, slot: int, source: int, end: int) -> None:
-        """Empty `slot` of what the ranks `source` to ``end - 1`` sent. LL packets need it not."""
-        if self.machine_word_nbytes != 0:
-            empty = u32(SENTINEL)
-            for peer in range(source, end):
-                if peer != self.rank:
-                    address = _packet_address(self, self.rank, peer, slot)
-                    st_relaxed_sys_v4_b32(address, empty, empty, empty, empty)
+    def recv_reduce(self, slot: int, own: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """Wait for a slot's elements from all peers, in one round of polls, and reduce them.
 
+        Args:
+            slot: The slot.
+            own: The own element, which takes part as a peer receives it.
+            combine: ``combine(left, right)``: a lambda or a device function. It is called in rank
+                order on every rank, so all ranks get the same bits.
 
-device(packet_offset)
+        Returns:
+            ``combine(... combine(combine(v0, v1), v2) ..., vN-1)``.
+        """
+        words = word_array(WORDS_PER_PACKET)
+        _encode(self, own, words)
+        packets = part_array(self.packets.peers, self.like)
+        part = ranks_at_once(self.size)
+        total = _zero(self)
+        for source in range(0, self.size, part):
+            end = min(self.size, source + part)
+            if not _receive(self, slot, packets, source, end):
+                return _zero(self)
+            for r in range(source, end):
+                value = _element_of(self, r, packets, _step(self) * (r - source), words)
+                total = as_element(combine(total, value), self.like) if r > 0 else value
+        return total
 
+    def advance_epoch(self) -> None:
+        """Go on to the next epoch, once everything of this one was received.
 
-@device
-def _rank_after(ll: LLBuffer, distance: int) -> int:
-    rank = ll.rank + distance
-    return rank if rank < len(ll.peers) else rank - len(ll.peers)
-
-
-@device
-def _packet_address(ll: LLBuffer, owner: int, source: int, slot: int) -> int:
-    nbuffers = 2 if ll.machine_word_nbytes == 0 else 3
-    offset = packet_offset(ll.epoch, source, slot, ll.pitch_nbytes, ll.buffer_nbytes, nbuffers)
-    return ll.peers[owner] + u64(offset)
-
-
-@device
-def _arrived(ll: LLBuffer, packets: list[int], at: int) -> bool:
-    empty = u32(SENTINEL)
-    if ll.machine_word_nbytes == 0:
-        return (packets[at + 1] == ll.epoch) & (packets[at + 3] == ll.epoch)
-    if ll.machine_word_nbytes == 4:
-        low = (packets[at] != empty) & (packets[at + 1] != empty)
-        return low & (packets[at + 2] != empty) & (packets[at + 3] != empty)
-    low = (packets[at] != empty) | (packets[at + 1] != empty)
-    return low & ((packets[at + 2] != empty) | (packets[at + 3] != empty))
+        Nothing changes where nothing was exchanged. A kernel's end advances by itself.
+        """
+        if self.state[USED] != u32(0):
+            self.state[EPOCH] = next_epoch(self.state[EPOCH])
+            self.state[USED] = u32(0)
+            self.state[UNFENCED] = u32(1)
 
 
 @device
-def _all_arrived(
-    ll: LLBuffer, packets: list[int], at: int, step: int, source: int, end: int
-) -> bool:
-    arrived = True
-    for peer in range(source, end):
-        if peer != ll.rank:
-            arrived = arrived & _arrived(ll, packets, at + step * (peer - source))
-    return arrived
+def _zero(ll: LLBuffer) -> Any:
+    return element_from_words(u32(0), u32(0), u32(0), u32(0), ll.like)
 
 
 @device
-def _report_missing(
-    ll: LLBuffer, slot: int, packets: list[int], at: int, step: int, source: int, end: int
-) -> None:
-    missing = u64(0)
-    first = ll.rank
-    seen = u32(0)
-    for peer in range(end - 1, source - 1, -1):
-        here = at + step * (peer - source)
-        if peer != ll.rank and not _arrived(ll, packets, here):
-            missing = missing | (u64(1) << u64(peer))
-            first = peer
-            if ll.machine_word_nbytes != 0:
-                seen = u32(SENTINEL)
-            else:
-                seen = packets[here + 1] if packets[here + 1] != ll.epoch else packets[here + 3]
-    report(ll.watchdog, first, missing, slot, ll.epoch, ll.epoch, seen)
+def _step(ll: LLBuffer) -> int:
+    return WORDS_PER_PACKET * ll.npackets
+
+
+@device
+def _index(ll: LLBuffer, slot: int, p: int) -> int:
+    # Neighbouring threads have neighbouring packets.
+    return u32((slot * ll.npackets + p) * ll.pitch + ll.thread)
+
+
+@device
+def _encode(ll: LLBuffer, value: Any, words: list[int]) -> None:
+    words[0], words[1], words[2], words[3] = words_from_element(value, ll.like)
+    ll.packets.encode(words, 0)
+
+
+@device
+def _send(ll: LLBuffer, peer: int, slot: int, words: list[int]) -> None:
+    if ll.state[ALIVE] != u32(0):
+        ll.state[USED] = u32(1)
+        here = ll.packets.at_epoch(ll.state[EPOCH])
+        for p in range(ll.npackets):
+            here.send_packet(peer, _index(ll, slot, p), words, 2 * p)
+
+
+@device
+def _receive(ll: LLBuffer, slot: int, packets: list[int], source: int, end: int) -> bool:
+    if ll.state[ALIVE] == u32(0):
+        return False
+    if ll.state[UNFENCED] != u32(0):
+        ll.packets.fence_resets()
+        ll.state[UNFENCED] = u32(0)
+    here = ll.packets.at_epoch(ll.state[EPOCH])
+    for p in range(ll.npackets):
+        index = _index(ll, slot, p)
+        at = WORDS_PER_PACKET * p
+        if not here.recv_packets(index, packets, at, _step(ll), source, end):
+            ll.state[ALIVE] = u32(0)
+            return False
+        here.reset(index, source, end)
+    return True
+
+
+@device
+def _element(ll: LLBuffer, packets: list[int], at: int) -> Any:
+    first, second, third, fourth = packets[at], packets[at + 1], packets[at + 2], packets[at + 3]
+    if ll.packets.machine_word_nbytes == 0:
+        second, third, fourth = third, u32(0), u32(0)
+        if ll.npackets > 1:
+            third, fourth = packets[at + 4], packets[at + 6]
+    return element_from_words(first, second, third, fourth, ll.like)
+
+
+@device
+def _element_of(ll: LLBuffer, r: int, packets: list[int], at: int, own: list[int]) -> Any:
+    if r == ll.rank:
+        return element_from_words(own[0], own[1], own[2], own[3], ll.like)
+    return _element(ll, packets, at)
+
+
+def elements_of(ll: LLBuffer, packets: list[int], own: list[int], rest: tuple[int, ...]) -> Any:
+    """Make a tuple of the elements of the last ranks, as many as `rest` is long."""
+    if not rest:
+        return ()
+    r = ll.size - len(rest)
+    value = _element_of(ll, r, packets, _step(ll) * r, own)
+    return (value, *elements_of(ll, packets, own, rest[1:]))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 
-from shmemar.device import words
+from shmemar.device import elements, words
+from shmemar.device.ll_buffer import _element_of, _step, elements_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmemar.device.registry import Compiler
 
-__all__ = ["U32", "U64", "instruction", "lower_words"]
+__all__ = ["U32", "U64", "instruction", "lower_elements", "lower_words"]
 
 U32, U64 = types.uint32, types.uint64
 I32, I64 = ir.IntType(32), ir.IntType(64)
@@ -107,3 +109,155 @@ def lower_words(compiler: Compiler) -> None:
     lower(words.word_from_i64)(lambda value: lambda value: word_from_i64(value))
     lower(words.i64_from_words)(lambda low, high: lambda low, high: i64_from_words(low, high))
     lower(words.words_from_i64)(lambda value: lambda value: words_from_i64(value))
+
+
+def lower_elements(compiler: Compiler, local_array: Callable[[int], Callable[..., Any]]) -> None:
+    """Lower :mod:`shmemar.device.elements`, and what depends on the number of ranks.
+
+    Args:
+        compiler: Which compiler.
+        local_array: ``local_array(length)`` makes the function of two arguments that makes a word
+            array of a constant length.
+    """
+    element_of, step = _element_of, _step
+
+    def packet_array(peers: types.Type, like: types.Type) -> Callable[..., Any]:
+        return local_array(peers.count * elements.packet_words(_nbytes(like)))
+
+    def part_array(peers: types.Type, like: types.Type) -> Callable[..., Any]:
+        nranks = elements.ranks_at_once(peers.count)
+        return local_array(nranks * elements.packet_words(_nbytes(like)))
+
+    def elements_of_more(ll: Any, packets: Any, own: Any, rest: Any) -> Any:
+        r = ll.size - len(rest)
+        value = element_of(ll, r, packets, step(ll) * r, own)
+        return (value, *elements_of(ll, packets, own, rest[1:]))
+
+    def elements_of_rest(
+        ll: types.Type, packets: types.Type, own: types.Type, rest: types.Type
+    ) -> Callable[..., Any]:
+        return elements_of_more if rest.count else lambda ll, packets, own, rest: ()
+
+    lower = compiler.lower
+    lower(elements.words_from_element)(_words_from_element)
+    lower(elements.element_from_words)(_element_from_words)
+    lower(elements.as_element)(_as_element)
+    lower(elements.packet_array, inline="always")(packet_array)
+    lower(elements.part_array, inline="always")(part_array)
+    lower(elements_of)(elements_of_rest)
+
+
+def _nbytes(like: types.Type) -> int:
+    if isinstance(like, types.BaseTuple):
+        return int(like.count) * _nbytes(like[0])
+    return int(like.bitwidth) // 8
+
+
+def _words_from_element(value: types.Type, like: types.Type) -> Callable[..., Any]:
+    from_f32, from_f64, from_i64 = words.word_from_f32, words.words_from_f64, words.words_from_i64
+    convert = elements.words_from_element
+    zero = np.uint32(0)
+
+    def two_of_8(value: Any, like: Any) -> Any:
+        low, high = convert(value[0], like[0]), convert(value[1], like[1])
+        return low[0], low[1], high[0], high[1]
+
+    def two_of_4(value: Any, like: Any) -> Any:
+        return convert(value[0], like[0])[0], convert(value[1], like[1])[0], zero, zero
+
+    def three_of_4(value: Any, like: Any) -> Any:
+        third = convert(value[2], like[2])[0]
+        return convert(value[0], like[0])[0], convert(value[1], like[1])[0], third, zero
+
+    def four_of_4(value: Any, like: Any) -> Any:
+        third, fourth = convert(value[2], like[2])[0], convert(value[3], like[3])[0]
+        return convert(value[0], like[0])[0], convert(value[1], like[1])[0], third, fourth
+
+    def of_complex64(value: Any, like: Any) -> Any:
+        return from_f32(value.real), from_f32(value.imag), zero, zero
+
+    def of_complex128(value: Any, like: Any) -> Any:
+        low, high = from_f64(value.real), from_f64(value.imag)
+        return low[0], low[1], high[0], high[1]
+
+    def of_float64(value: Any, like: Any) -> Any:
+        word = from_f64(value)
+        return word[0], word[1], zero, zero
+
+    def of_64_bits(value: Any, like: Any) -> Any:
+        word = from_i64(value)
+        return word[0], word[1], zero, zero
+
+    if isinstance(like, types.BaseTuple):
+        if like[0].bitwidth == 64:
+            return two_of_8
+        return {2: two_of_4, 3: three_of_4, 4: four_of_4}[like.count]
+    special = {
+        types.complex64: of_complex64,
+        types.complex128: of_complex128,
+        types.float32: lambda value, like: (from_f32(value), zero, zero, zero),
+        types.float64: of_float64,
+    }
+    if like in special:
+        return special[like]
+    if like.bitwidth == 64:
+        return of_64_bits
+    return lambda value, like: (U32(value), zero, zero, zero)
+
+
+def _element_from_words(
+    first: types.Type, second: types.Type, third: types.Type, fourth: types.Type, like: types.Type
+) -> Callable[..., Any]:
+    to_f32, to_f64, to_i64 = words.f32_from_word, words.f64_from_words, words.i64_from_words
+    convert, cast = elements.element_from_words, like
+
+    def two_of_8(first: int, second: int, third: int, fourth: int, like: Any) -> Any:
+        low = convert(first, second, third, fourth, like[0])
+        return low, convert(third, fourth, third, fourth, like[1])
+
+    def two_of_4(first: int, second: int, third: int, fourth: int, like: Any) -> Any:
+        low = convert(first, second, third, fourth, like[0])
+        return low, convert(second, second, third, fourth, like[1])
+
+    def three_of_4(first: int, second: int, third: int, fourth: int, like: Any) -> Any:
+        low = convert(first, second, third, fourth, like[0])
+        middle = convert(second, second, third, fourth, like[1])
+        return low, middle, convert(third, second, third, fourth, like[2])
+
+    def four_of_4(first: int, second: int, third: int, fourth: int, like: Any) -> Any:
+        low = convert(first, second, third, fourth, like[0])
+        middle = convert(second, second, third, fourth, like[1])
+        upper = convert(third, second, third, fourth, like[2])
+        return low, middle, upper, convert(fourth, second, third, fourth, like[3])
+
+    def complex64(first: int, second: int, third: int, fourth: int, like: Any) -> Any:
+        return complex(to_f32(first), to_f32(second))
+
+    def complex128(first: int, second: int, third: int, fourth: int, like: Any) -> Any:
+        return complex(to_f64(first, second), to_f64(third, fourth))
+
+    if isinstance(like, types.BaseTuple):
+        if like[0].bitwidth == 64:
+            return two_of_8
+        return {2: two_of_4, 3: three_of_4, 4: four_of_4}[like.count]
+    special = {
+        types.complex64: complex64,
+        types.complex128: complex128,
+        types.float32: lambda first, second, third, fourth, like: to_f32(first),
+        types.float64: lambda first, second, third, fourth, like: to_f64(first, second),
+    }
+    if like in special:
+        return special[like]
+    if like.bitwidth == 64:
+        return lambda first, second, third, fourth, like: cast(to_i64(first, second))
+    return lambda first, second, third, fourth, like: cast(first)
+
+
+def _as_element(value: types.Type, like: types.Type) -> Callable[..., Any]:
+    split, join = elements.words_from_element, elements.element_from_words
+
+    def through_words(value: Any, like: Any) -> Any:
+        parts = split(value, like)
+        return join(parts[0], parts[1], parts[2], parts[3], like)
+
+    return (lambda value, like: value) if value == like else through_words

@@ -15,7 +15,7 @@ from numba import extending, types
 
 from shmemar.device import memory, words
 from shmemar.device.float16 import f16_from_f32, f32_from_f16
-from shmemar.device.lowering import U32, U64, instruction, lower_words
+from shmemar.device.lowering import U32, U64, instruction, lower_elements, lower_words
 from shmemar.device.registry import Compiler
 
 if TYPE_CHECKING:
@@ -37,10 +37,15 @@ def install() -> Compiler:
     # Nothing calls these functions from C; a quarter of the compilation would go into it.
     compiler = Compiler("cpu", extending, namedtuples, {"no_cfunc_wrapper": True})
     lower_words(compiler)
+    lower_elements(compiler, _local_array)
     _lower_memory(compiler)
     _lower_rest(compiler)
     compiler.install()
     return compiler
+
+
+def _local_array(length: int) -> Callable[..., Any]:
+    return lambda peers, like: np.zeros(length, np.uint32)
 
 
 def _load(compiler: Compiler, nbytes: int, order: str | None) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from numba import cuda, types
 from numba.cuda import extending
 
 from shmemar.device import memory, words
-from shmemar.device.lowering import U32, U64, instruction, lower_words
+from shmemar.device.lowering import U32, U64, instruction, lower_elements, lower_words
 from shmemar.device.registry import Compiler
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def install() -> Compiler:
     """Register the lowerings and every device function with numba-cuda."""
     compiler = Compiler("cuda", extending, (types.NamedTuple, types.NamedUniTuple))
     lower_words(compiler)
+    lower_elements(compiler, _local_array)
     _lower_memory(compiler)
     _lower_arrays(compiler)
     _lower_arithmetic(compiler)
@@ -159,6 +160,10 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence_sys())
     lower(memory.globaltimer_ns)(lambda: lambda: globaltimer())
     lower(memory.relax)(lambda: lambda: None)
+
+
+def _local_array(length: int) -> Callable[..., Any]:
+    return lambda peers, like: cuda.local.array(length, U32)
 
 
 def _lower_arrays(compiler: Compiler) -> None:

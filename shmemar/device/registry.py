@@ -111,7 +111,11 @@ def device(function: F) -> F:
 
 
 def device_methods(*methods: str) -> Callable[[T], T]:
-    """Make methods of a NamedTuple callable from kernels, on every target."""
+    """Make methods of a NamedTuple callable from kernels, on every target.
+
+    No two such classes may share a name of a method, or have one as a field: numba keeps them by
+    name for all named tuples.
+    """
 
     def register(cls: T) -> T:
         _classes.append((cls, methods))

@@ -12,7 +12,7 @@ import numpy as np
 
 from shmemar import __version__
 from shmemar.config import COMPILE_TIMEOUT_S, Config
-from shmemar.device.kernels import KernelArguments
+from shmemar.device.kernels import KernelArguments, UserArguments
 from shmemar.dtypes import DTYPES, ReduceOp, as_reduce_op
 from shmemar.errors import (
     ClosedError,
@@ -27,16 +27,35 @@ from shmemar.host.heap import SymmetricHeap
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
 from shmemar.host.ranks import as_rank, group_ranks, list_groups
 from shmemar.host.scratch import Scratch, layout_for, make_scratch
+from shmemar.host.user_kernels import (
+    LLScratch,
+    as_scalar,
+    check_kernel,
+    grid_of,
+    leaves_of,
+    type_of,
+    view_of,
+)
 from shmemar.layout import MAX_LAUNCH_PACKETS, Grid, grid_for
-from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol
+from shmemar.spec import (
+    Backend,
+    BufferSpec,
+    Determinism,
+    Kernel,
+    KernelSpec,
+    Protocol,
+    UserKernelSpec,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from shmemar.device.kernels import AnyArguments
     from shmemar.dtypes import DType
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import CompiledKernel, Runtime
+    from shmemar.spec import AnyKernelSpec
 
 __all__ = ["Communicator"]
 
@@ -87,6 +106,7 @@ class Communicator:
         self._failure: CollectiveTimeoutError | DeviceError | None = None
         self._is_closed = True  # until it is whole
         self._ncalls = 0
+        self._user_scratches: list[LLScratch] = []
         try:
             self._scratches: dict[tuple[Kernel, Protocol], Scratch] = {}
             # What the first call is most likely to use, so that a lack of room is said here.
@@ -243,6 +263,137 @@ class Communicator:
             self._launch(spec, operand, operand, handle, root)
         return x
 
+    def ll_buffer(
+        self, dtype: Any, *, threads: int, slots: int = 1, protocol: str | Protocol = "ll"
+    ) -> LLScratch:
+        """Allocate the symmetric memory behind an `LLBuffer`, for kernels of your own.
+
+        Collective: all ranks give the same arguments. The memory is empty, as kernels want it, and
+        lives as long as the communicator.
+
+        Args:
+            dtype: Type of an element, as numpy names it: an integer, float32, float64, complex64 or
+                complex128, or several that are at most 16 bytes together, as ``("float32", 4)``.
+            threads: The most threads of a launch; rounded up to whole blocks of 128.
+            slots: Elements that a thread receives from each peer in one epoch.
+            protocol: ``"ll"``, or ``"sentinel"`` for floating types.
+
+        Returns:
+            What `launch` takes. Its size is `scratch_nbytes` of the same arguments.
+
+        Raises:
+            ArgumentTypeError: `dtype` can't be an element.
+            ArgumentError: The other arguments.
+            MismatchError: The ranks' arguments differ; on every rank.
+            BackendUnavailableError: There is no room for it; on every rank.
+            ClosedError, CollectiveTimeoutError, DeviceError: As of `allreduce`.
+        """
+        self._require_usable()
+        try:
+            spec = BufferSpec.of(self.size, dtype, threads=threads, slots=slots, protocol=protocol)
+        except ShmemarError as error:
+            self._compare_calls("ll_buffer", {}, error)
+            raise
+        call = {"buffer": (spec.name, spec.nthreads, spec.nslots)}
+        self._compare_calls("ll_buffer", call, None)
+        with self._runtime.active(), self._breaks_on_timeout():
+            scratch = make_scratch(
+                spec.layout, spec.protocol, self._bootstrap, self._heap, self._runtime
+            )
+        self._user_scratches.append(LLScratch(spec, scratch))
+        return self._user_scratches[-1]
+
+    def launch(
+        self,
+        kernel: Callable[..., None],
+        buffer: LLScratch,
+        *arguments: Any,
+        threads: int | None = None,
+        stream: Any = None,
+    ) -> None:
+        """Run a kernel of your own, over an `LLBuffer`, on every rank.
+
+        Collective: every rank launches the same kernel on the same buffer, with arguments of the
+        same types, in the same order as its other calls. It is compiled at its first launch, by all
+        ranks together.
+
+        Args:
+            kernel: ``kernel(ll, thread, nthreads, *arguments)``, a plain Python function that numba
+                compiles, over :class:`shmemar.device.ll_buffer.LLBuffer`, whose docstring holds the
+                contract. `thread` runs from 0 to ``nthreads - 1``, whole blocks. Functions that it
+                calls are decorated with :func:`shmemar.device.registry.device`.
+            buffer: Made by `ll_buffer` of this communicator.
+            arguments: Arrays that `allreduce` takes, which the kernel sees in one dimension and may
+                write to (16-bit floats as uint16), integers (int64) and floats (float64).
+            threads: Threads to launch, rounded up to whole blocks; by default all of the buffer.
+                There may be fewer, where the GPU holds no more at once: loop over your elements
+                with a stride of `nthreads`.
+            stream: As of `allreduce`; by default the current one of the first array's library.
+
+        Raises:
+            ArgumentTypeError: An argument of another type.
+            ArgumentError: `threads`, `buffer`, contiguity, alignment or a read-only array, or a
+                kernel that numba could not compile; nothing was launched.
+            ClosedError, MismatchError, CollectiveTimeoutError, DeviceError: As of `allreduce`.
+        """
+        self._require_usable()
+        with self._runtime.active():
+            self._launch_user(kernel, buffer, arguments, threads, stream)
+
+    def _launch_user(
+        self,
+        kernel: Callable[..., None],
+        buffer: LLScratch,
+        arguments: tuple[Any, ...],
+        threads: int | None,
+        stream: Any,
+    ) -> None:
+        self._ncalls += 1
+        error: ShmemarError | None = None
+        try:
+            check_kernel(kernel, buffer, self._user_scratches)
+            grid_of(threads, buffer.spec, None)
+            scalars = [as_scalar(f"arguments[{i}]", a) for i, a in enumerate(arguments)]
+            arrays = [a for a, scalar in zip(arguments, scalars, strict=True) if scalar is None]
+            handle = self._runtime.stream(stream, arrays[0] if arrays else None)
+            taken = [
+                self._runtime.operand(f"arguments[{i}]", a, handle, writeable=True)
+                if scalar is None
+                else scalar
+                for i, (a, scalar) in enumerate(zip(arguments, scalars, strict=True))
+            ]
+            spec = UserKernelSpec(kernel, buffer.spec, tuple(map(type_of, taken)))
+        except ShmemarError as caught:
+            error = caught
+        if self._config.check:
+            call = {} if error else {"kernel": spec.name, "arguments": spec.argument_types}
+            self._compare_calls("launch", call, error)
+        elif error is not None:
+            raise error
+        layout = buffer.spec.layout
+        with self._breaks_on_timeout():
+            loaded = self._runtime.compile(spec, layout, handle)
+        own: Any = [leaf for argument in taken for leaf in leaves_of(argument)]
+        if self.backend is Backend.EMULATED:
+            pairs = zip(arguments, taken, strict=True)
+            own = tuple(view_of(a) if isinstance(t, Operand) else t for a, t in pairs)
+        self._enqueue(
+            spec,
+            loaded,
+            grid_of(threads, buffer.spec, self._max_blocks(loaded)),
+            UserArguments(
+                buffer.scratch.region.addresses,
+                buffer.scratch.epochs.addresses[0],
+                self._control.broken,
+                self._control.record,
+                self._timeout_ns,
+                own,
+            ),
+            handle,
+        )
+        if self._runtime.is_synchronous:
+            self._require_usable()
+
     def _is_on_host(self, x: Any) -> bool:
         return self.backend is not Backend.EMULATED and isinstance(x, np.ndarray)
 
@@ -318,7 +469,7 @@ class Communicator:
             raise
         self._is_closed = True
         self._heap.close()
-        for scratch in self._scratches.values():
+        for scratch in self._all_scratches():
             scratch.epochs.free()
         self._control.free()
         self._runtime.close()
@@ -380,15 +531,25 @@ class Communicator:
             target = destination.part(start, longest)
             arguments = self._arguments(spec, scratch, part, target, root)
             grid = self._grid(spec, part, kernel)
-            try:
-                self._runtime.launch(kernel, grid, arguments, stream)
-            except DeviceError as error:
-                # The peers' kernels may be waiting for this one already.
-                text = f"rank {self.rank} could not launch {spec.name}: {error} Close it."
-                self._break(DeviceError(text))
-                raise self._failure_again() from error
+            self._enqueue(spec, kernel, grid, arguments, stream)
         if self._runtime.is_synchronous:
             self._require_usable()
+
+    def _enqueue(
+        self,
+        spec: AnyKernelSpec,
+        kernel: CompiledKernel,
+        grid: Grid,
+        arguments: AnyArguments,
+        stream: int,
+    ) -> None:
+        try:
+            self._runtime.launch(kernel, grid, arguments, stream)
+        except DeviceError as error:
+            # The peers' kernels may be waiting for this one already.
+            text = f"rank {self.rank} could not launch {spec.name}: {error} Close it."
+            self._break(DeviceError(text))
+            raise self._failure_again() from error
 
     @staticmethod
     def _scratch_key(spec: KernelSpec) -> tuple[Kernel, Protocol]:
@@ -409,14 +570,20 @@ class Communicator:
             )
         return self._scratches[key]
 
+    def _all_scratches(self) -> list[Scratch]:
+        return [*self._scratches.values(), *(each.scratch for each in self._user_scratches)]
+
     def _grid(self, spec: KernelSpec, source: Operand, kernel: CompiledKernel) -> Grid:
-        caps = [cap for cap in (self._config.max_blocks, kernel.max_blocks) if cap is not None]
         return grid_for(
             spec.group_count(source.nbytes),
             layout_for(spec, self._config),
             packets_per_thread=spec.packets_per_thread,
-            max_blocks=min(caps, default=None),
+            max_blocks=self._max_blocks(kernel),
         )
+
+    def _max_blocks(self, kernel: CompiledKernel) -> int | None:
+        caps = [cap for cap in (self._config.max_blocks, kernel.max_blocks) if cap is not None]
+        return min(caps, default=None)
 
     def _arguments(
         self,
@@ -461,7 +628,7 @@ class Communicator:
     def _abandon(self) -> None:
         self._is_closed = True
         self._heap.abandon()
-        epochs = [scratch.epochs for scratch in self._scratches.values()]
+        epochs = [scratch.epochs for scratch in self._all_scratches()]
         self._runtime.abandon(*epochs, self._control)
 
     def _compare_calls(self, name: str, call: dict[str, Any], error: ShmemarError | None) -> None:

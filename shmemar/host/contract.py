@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from shmemar.device.kernels import KernelArguments
+    from shmemar.device.kernels import AnyArguments
     from shmemar.host.interop import Operand
     from shmemar.layout import Grid, LLLayout
-    from shmemar.spec import Backend, KernelSpec
+    from shmemar.spec import AnyKernelSpec, Backend
 
 __all__ = ["CompiledKernel", "Control", "Memory", "Runtime"]
 
@@ -87,13 +87,13 @@ class Runtime(Protocol):
             ArgumentError: It is.
         """
 
-    def compile(self, spec: KernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
+    def compile(self, spec: AnyKernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
         """Compile and load a kernel for use on `stream`, unless that was done before.
 
         Collective: no rank returns before all have loaded it.
         """
 
-    def launch(self, kernel: Any, grid: Grid, arguments: KernelArguments, stream: int) -> None:
+    def launch(self, kernel: Any, grid: Grid, arguments: AnyArguments, stream: int) -> None:
         """Enqueue a kernel on `stream`.
 
         Raises:

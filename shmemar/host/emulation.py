@@ -23,6 +23,7 @@ from shmemar.errors import BackendUnavailableError
 from shmemar.host.contract import Control
 from shmemar.host.interop import host_operand, no_stream
 from shmemar.host.shared_memory import SharedMemory
+from shmemar.host.user_kernels import compiled
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend
 
@@ -30,12 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from shmemar.device.kernels import KernelArguments
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import CompiledKernel, Memory
     from shmemar.host.interop import Operand
     from shmemar.layout import Grid, LLLayout
-    from shmemar.spec import KernelSpec
+    from shmemar.spec import AnyKernelSpec
 
 __all__ = ["EmulatedRuntime"]
 
@@ -85,7 +85,7 @@ class EmulatedRuntime:
         """
         self._bootstrap = bootstrap
         self._compile_timeout_s = compile_timeout_s
-        self._kernels: dict[tuple[KernelSpec, LLLayout], CompiledKernel] = {}
+        self._kernels: dict[tuple[AnyKernelSpec, LLLayout], CompiledKernel] = {}
         if not bootstrap.shares_memory():
             raise BackendUnavailableError(
                 "the emulated backend needs all ranks on one host, as they share memory; they are "
@@ -110,16 +110,21 @@ class EmulatedRuntime:
     def refuse_capture(self, name: str, stream: int) -> None:
         """Nothing is captured here."""
 
-    def compile(self, spec: KernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
+    def compile(self, spec: AnyKernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
         """Compile with njit. Collective: all ranks have compiled when it returns."""
         key = spec, layout
         if key not in self._kernels:
-            kernel = _EmulatedKernel(_compile(spec, layout))
-            self._bootstrap.allgather(None, f"compile {spec.name}", self._compile_timeout_s)
+            kernel = _EmulatedKernel(
+                self._bootstrap.together(
+                    lambda: compiled(lambda: _compile(spec, layout), spec),
+                    f"compile {spec.name}",
+                    self._compile_timeout_s,
+                )
+            )
             self._kernels[key] = kernel
         return self._kernels[key]
 
-    def launch(self, kernel: Any, grid: Grid, arguments: KernelArguments, stream: int) -> None:
+    def launch(self, kernel: Any, grid: Grid, arguments: Any, stream: int) -> None:
         """Run the kernel to its end."""
         kernel.run(arguments.typed(), self._bootstrap.rank, grid.nthreads, grid.block_threads)
 
@@ -155,7 +160,7 @@ class EmulatedRuntime:
 
 
 @cache
-def _compile(spec: KernelSpec, layout: LLLayout) -> Callable[..., None]:
+def _compile(spec: AnyKernelSpec, layout: LLLayout) -> Callable[..., None]:
     from numba import njit, types
 
     from shmemar.device import kernels, native
@@ -165,12 +170,15 @@ def _compile(spec: KernelSpec, layout: LLLayout) -> Callable[..., None]:
     body = device(kernels.build(spec, layout))
 
     def entry(
-        arguments: kernels.KernelArguments, rank: int, nthreads: int, block_threads: int
+        arguments: kernels.AnyArguments,
+        rank: int,
+        nthreads: int,
+        block_threads: int,
     ) -> None:
         for thread in range(nthreads):
             body(arguments, rank, thread, nthreads, block_threads)
 
-    signature = types.void(kernels.numba_type(spec.nranks), types.int64, types.int64, types.int64)
+    signature = types.void(kernels.numba_type(spec), types.int64, types.int64, types.int64)
     # Not cached on disk. numba numbers the functions of a process and names their symbols by that,
     # so code from the cache can take the place of another kernel's, compiled here, that got the
     # same number: with numba 0.68.1 a product came out as a sum.

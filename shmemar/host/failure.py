@@ -9,7 +9,7 @@ import numpy as np
 from shmemar.errors import CollectiveTimeoutError
 from shmemar.host.ranks import name_ranks
 from shmemar.layout import FAILURE_DTYPE
-from shmemar.spec import KernelSpec, Protocol
+from shmemar.spec import Protocol, describe_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,11 +31,11 @@ def failure_from(read: Callable[[], bytes], timeout_s: float) -> CollectiveTimeo
     bits = int(record["missing_hi"]) << 32 | int(record["missing_lo"])
     missing = tuple(rank for rank in range(bits.bit_length()) if bits >> rank & 1)
     block, thread = divmod(int(record["thread"]), int(record["block_threads"]))
-    spec = KernelSpec.from_code(int(record["kernel"]))
-    expected = f"{record['expected']:#x}" if spec.protocol is Protocol.LL else "data"
+    name, protocol = describe_code(int(record["kernel"]))
+    expected = f"{record['expected']:#x}" if protocol is Protocol.LL else "data"
     message = (
         f"rank {record['rank']} waited more than {timeout_s:g} s for {name_ranks(missing)} in "
-        f"{spec.name}: block {block}, thread {thread}, slot {record['slot']}, epoch "
+        f"{name}: block {block}, thread {thread}, slot {record['slot']}, epoch "
         f"{record['epoch']}, expected {expected} from rank {record['peer']}, saw "
         f"{record['seen']:#x}. It failed, is in another call, called "
         "with other arguments (SHMEMAR_CHECK=1 compares them), or is slower than the deadline "

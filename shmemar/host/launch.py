@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shmemar.layout import Grid, LLLayout
-    from shmemar.spec import KernelSpec
+    from shmemar.spec import AnyKernelSpec
 
 __all__ = [
     "CudaKernel",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def compile_ptx(
-    spec: KernelSpec,
+    spec: AnyKernelSpec,
     layout: LLLayout,
     *,
     rank: int,
@@ -108,7 +108,7 @@ def compile_ptx(
             memory.st_b32(at, elapsed_ns)
             memory.st_b32(at + u64(4), u64(elapsed_ns >> u64(32)))
 
-    parameters = [numba_type(spec.nranks)]
+    parameters = [numba_type(spec)]
     if looped:
         parameters += [types.int64] * 5 + [types.uint64]
     text, _ = cuda.compile(
@@ -118,7 +118,7 @@ def compile_ptx(
         abi="numba",
         cc=compute_capability,
     )
-    return _tidy(str(text), spec.name)
+    return _tidy(str(text), spec.symbol)
 
 
 def _tidy(ptx: str, name: str) -> str:
@@ -185,7 +185,12 @@ class CudaKernel:
 
 
 def load_kernel(
-    spec: KernelSpec, layout: LLLayout, *, rank: int, device: Any, looped: bool = False
+    spec: AnyKernelSpec,
+    layout: LLLayout,
+    *,
+    rank: int,
+    device: Any,
+    looped: bool = False,
 ) -> CudaKernel:
     """Compile for `device`, or find the cubin on disk by its PTX, and load it."""
     from cuda.core import Program, ProgramOptions
@@ -195,11 +200,12 @@ def load_kernel(
     ptx = compile_ptx(
         spec, layout, rank=rank, compute_capability=(capability[0], capability[1]), looped=looped
     )
-    options = ProgramOptions(arch=f"sm_{device.arch}", name=spec.name)
+    options = ProgramOptions(arch=f"sm_{device.arch}", name=spec.symbol)
     cubin = Program(ptx, "ptx", options).compile(
         "cubin", cache=FileStreamProgramCache(_cache_directory())
     )
-    return CudaKernel(cubin, spec.name, len(re.findall(r"\.param \.[us]64", ptx)), device)
+    entry = ptx[ptx.index(f".entry {spec.symbol}") :].partition(")")[0]
+    return CudaKernel(cubin, spec.symbol, len(re.findall(r"\.param \.[busf]64", entry)), device)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from shmemar.host.launch import (
     set_current_context,
 )
 from shmemar.host.ranks import group_ranks, list_groups
+from shmemar.host.user_kernels import compiled
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend
 
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from shmemar.device.kernels import KernelArguments
+    from shmemar.device.kernels import AnyArguments
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import CompiledKernel, Memory
     from shmemar.host.interop import Operand
     from shmemar.layout import Grid, LLLayout
-    from shmemar.spec import KernelSpec
+    from shmemar.spec import AnyKernelSpec
 
 __all__ = ["NvshmemRuntime", "nvshmem_version", "why_no_gpu"]
 
@@ -230,7 +231,7 @@ class NvshmemRuntime:
         """
         self._bootstrap = bootstrap
         self._compile_timeout_s = compile_timeout_s
-        self._kernels: dict[tuple[KernelSpec, LLLayout], CudaKernel] = {}
+        self._kernels: dict[tuple[AnyKernelSpec, LLLayout], CudaKernel] = {}
         local_rank = bootstrap.local_rank()
         self._device = bootstrap.together(
             lambda: bind_gpu(device, local_rank, _Job.current and _Job.current.device), "bind a GPU"
@@ -307,7 +308,7 @@ class NvshmemRuntime:
                 "allocates its scratch. Make the same call once outside of it."
             )
 
-    def compile(self, spec: KernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
+    def compile(self, spec: AnyKernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
         """Compile to a cubin and load it. Collective.
 
         Raises:
@@ -317,7 +318,12 @@ class NvshmemRuntime:
         if key not in self._kernels:
             self.refuse_capture(spec.name, stream)
             kernel = self._bootstrap.together(
-                lambda: load_kernel(spec, layout, rank=self._bootstrap.rank, device=self._device),
+                lambda: compiled(
+                    lambda: load_kernel(
+                        spec, layout, rank=self._bootstrap.rank, device=self._device
+                    ),
+                    spec,
+                ),
                 f"compile {spec.name}",
                 self._compile_timeout_s,
             )
@@ -327,7 +333,7 @@ class NvshmemRuntime:
             self._kernels[key] = kernel
         return self._kernels[key]
 
-    def launch(self, kernel: Any, grid: Grid, arguments: KernelArguments, stream: int) -> None:
+    def launch(self, kernel: Any, grid: Grid, arguments: AnyArguments, stream: int) -> None:
         """Enqueue a kernel, behind the one before it."""
         capture = capture_of(stream)
         try:

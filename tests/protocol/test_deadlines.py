@@ -28,7 +28,7 @@ EPOCHS, BROKEN, RECORD, ARRAYS = 1 << 32, 2 << 32, (2 << 32) + 128, 3 << 32
 @pytest.fixture(autouse=True)
 def _looks_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the clock every 4 polls, which the interpreter's pace asks for."""
-    monkeypatch.setattr("shmemar.device.ll_buffer.POLLS_PER_LOOK", 4)
+    monkeypatch.setattr("shmemar.device.packet_buffer.POLLS_PER_LOOK", 4)
 
 
 def run_without_rank_2(seed: int, nlaunches: int) -> RandomMachine:

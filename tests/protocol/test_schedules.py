@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shmemar.device import ll_buffer
+from shmemar.device import packet_buffer
 from shmemar.device.kernels import build, exchange
-from shmemar.device.ll_buffer import LLBuffer
+from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.words import u32
 from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
 from shmemar.layout import LLLayout
@@ -120,13 +120,13 @@ def test_one_buffer_instead_of_several_is_caught(kernel: Kernel, protocol: Proto
 def test_judging_one_half_of_a_torn_packet_is_caught(
     kernel: Kernel, protocol: Protocol, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = ll_buffer._arrived
+    whole = packet_buffer._arrived
 
-    def first_half_only(ll: LLBuffer, packets: list[int], at: int) -> bool:
+    def first_half_only(ll: PacketBuffer, packets: list[int], at: int) -> bool:
         low = packets[at : at + 2]
         return whole(ll, low + low, 0)
 
-    monkeypatch.setattr(ll_buffer, "_arrived", first_half_only)
+    monkeypatch.setattr(packet_buffer, "_arrived", first_half_only)
     assert first_failure(kernel, protocol, 2, SEEDS) is not None
 
 
@@ -154,13 +154,13 @@ def test_one_epoch_word_for_all_threads_is_caught(
 def test_a_slot_that_is_not_emptied_is_caught(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LLBuffer, "reset", lambda *_: None)
+    monkeypatch.setattr(PacketBuffer, "reset", lambda *_: None)
     assert first_failure(kernel, Protocol.SENTINEL, 2, SEEDS) is not None
 
 
 @with_sentinel
 def test_resets_without_a_fence_are_caught(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LLBuffer, "fence_resets", lambda _: None)
+    monkeypatch.setattr(PacketBuffer, "fence_resets", lambda _: None)
     assert first_failure(kernel, Protocol.SENTINEL, 2, range(300)) is not None
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shmemar.device import ll_buffer
+from shmemar.device import packet_buffer
 from shmemar.device.interpreter import Order, running
-from shmemar.device.ll_buffer import LLBuffer
 from shmemar.device.packet import LAST_EPOCH, SENTINEL, TWIN, next_epoch
+from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.watchdog import Watchdog
 from tests.unit.machines import RefusingMachine
 
@@ -58,15 +58,15 @@ class _Slots(RefusingMachine):
         self.nfences += 1
 
 
-def buffer_of(machine_word_nbytes: int, rank: int = 0) -> LLBuffer:
+def buffer_of(machine_word_nbytes: int, rank: int = 0) -> PacketBuffer:
     watchdog = Watchdog(0, 0, 0, 0, rank, 0, 1)
-    return LLBuffer((0x1000, 0x2000), rank, 0x100, 0x200, machine_word_nbytes, 7, watchdog)
+    return PacketBuffer((0x1000, 0x2000), rank, 0x100, 0x200, machine_word_nbytes, 7, watchdog)
 
 
 def test_an_ll_packet_is_one_store_with_a_flag_in_each_8_bytes() -> None:
     machine = _Slots()
     with running(machine):
-        buffer_of(0).send(1, 2, [9, 10, 11], 1)
+        buffer_of(0).send_packet(1, 2, [9, 10, 11], 1)
     # Epoch 7 lies in buffer 1; the source is rank 0.
     assert machine.stores == {0x2000 + 0x200 + 2 * 16: (10, 7, 11, 7)}
 
@@ -75,7 +75,7 @@ def test_an_ll_packet_is_one_store_with_a_flag_in_each_8_bytes() -> None:
 def test_a_sentinel_packet_is_one_store_of_data(machine_word_nbytes: int) -> None:
     machine = _Slots()
     with running(machine):
-        buffer_of(machine_word_nbytes).send(1, 2, [9, 10, 11, 12, 13], 1)
+        buffer_of(machine_word_nbytes).send_packet(1, 2, [9, 10, 11, 12, 13], 1)
     assert machine.stores == {0x2000 + 0x200 + 2 * 16: (10, 11, 12, 13)}
 
 
@@ -129,16 +129,16 @@ def test_a_packet_has_arrived_when_all_of_it_has(
     machine_word_nbytes: int, packet: tuple[int, ...], arrives: bool
 ) -> None:
     ll = buffer_of(machine_word_nbytes)
-    assert ll_buffer._arrived(ll, list(packet), 0) == arrives
+    assert packet_buffer._arrived(ll, list(packet), 0) == arrives
 
 
 def test_a_slot_that_was_reset_is_empty_again() -> None:
     sender, receiver = buffer_of(4, rank=1), buffer_of(4, rank=0)
     machine = _Slots()
     with running(machine):
-        sender.bcast(2, [1, 2, 3, 4], 0)
+        sender.bcast_packet(2, [1, 2, 3, 4], 0)
         packets = [0] * 8
-        assert receiver.recv_unrolled(2, packets, 0, 4, 0, 2)
+        assert receiver.recv_packets(2, packets, 0, 4, 0, 2)
         assert packets[4:] == [1, 2, 3, 4]
         receiver.reset(2, 0, 2)
     assert list(machine.stores.values()) == [(SENTINEL,) * 4]

@@ -16,8 +16,8 @@ from greenlet import getcurrent
 from shmemar.config import Config
 from shmemar.device import packet
 from shmemar.device.interpreter import Order, running
-from shmemar.device.ll_buffer import LLBuffer
 from shmemar.device.packet import SENTINEL, TWIN
+from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.watchdog import Watchdog
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.scratch import layout_for
@@ -164,8 +164,8 @@ def test_the_diagram_of_a_packet_is_what_is_sent(protocol: Protocol) -> None:
     machine = _OneStore()
     width = 0 if protocol is Protocol.LL else 4
     with running(machine):
-        ll = LLBuffer((0, 1 << 20), 0, 64, 128, width, 7, Watchdog(0, 0, 0, 0, 0, 0, 1))
-        ll.send(1, 0, [10, 11, 12, 13], 0)
+        ll = PacketBuffer((0, 1 << 20), 0, 64, 128, width, 7, Watchdog(0, 0, 0, 0, 0, 0, 1))
+        ll.send_packet(1, 0, [10, 11, 12, 13], 0)
     assert machine.words == tuple(words[name] for name in line.split())
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shmemar.device.kernels import broadcast, one_shot, two_shot
-from shmemar.device.kernels.arguments import KernelArguments, numba_type
-from shmemar.spec import Kernel
+from shmemar.device.kernels import arguments, broadcast, one_shot, two_shot, user
+from shmemar.device.kernels.arguments import KernelArguments
+from shmemar.device.kernels.user import UserArguments
+from shmemar.spec import Kernel, UserKernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shmemar.layout import LLLayout
-    from shmemar.spec import KernelSpec
+    from shmemar.spec import AnyKernelSpec
 
-__all__ = ["BUILDERS", "KernelArguments", "build", "numba_type"]
+__all__ = ["BUILDERS", "AnyArguments", "KernelArguments", "UserArguments", "build", "numba_type"]
 
 BUILDERS: Mapping[Kernel, Callable[..., Callable[..., Any]]] = MappingProxyType(
     {
@@ -27,8 +28,12 @@ BUILDERS: Mapping[Kernel, Callable[..., Callable[..., Any]]] = MappingProxyType(
 )
 
 
+AnyArguments: TypeAlias = KernelArguments | UserArguments
+"""What a launch passes."""
+
+
 @cache
-def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callable[..., Any]:
+def build(spec: AnyKernelSpec, layout: LLLayout, *, looped: bool = False) -> Callable[..., Any]:
     """Return the body of the kernel that `spec` names, for scratch laid out as `layout` says.
 
     The same one each time: its device functions are registered, and so kept, for good.
@@ -39,4 +44,13 @@ def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callab
         looped: True when one launch may run the body several times, so that no kernel boundary
             stands between: sentinel packets then need a fence in each.
     """
+    if isinstance(spec, UserKernelSpec):
+        return user.build(spec, layout)
     return BUILDERS[spec.kernel](spec, layout, looped=looped)
+
+
+def numba_type(spec: AnyKernelSpec) -> Any:
+    """The type of a kernel's arguments, to numba's compilers."""
+    if isinstance(spec, UserKernelSpec):
+        return user.numba_type(spec)
+    return arguments.numba_type(spec.nranks)

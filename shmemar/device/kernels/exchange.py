@@ -1,13 +1,13 @@
-"""What every kernel over an LLBuffer does around its exchanges."""
+"""What every kernel over an PacketBuffer does around its exchanges."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shmemar.device.arithmetic import arithmetic
-from shmemar.device.ll_buffer import LLBuffer
 from shmemar.device.memory import ld_b32, st_b32
 from shmemar.device.packet import LAST_EPOCH, next_epoch
+from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.payload import payload_access
 from shmemar.device.registry import device
 from shmemar.device.watchdog import Watchdog, was_broken
@@ -63,7 +63,7 @@ class Exchange(NamedTuple):
             False when the rank is broken.
         finish: ``finish(me, epoch)`` stores them.
         advance: ``advance(epoch)`` advances them.
-        buffer: ``buffer(me, epoch)`` makes the LLBuffer at one epoch.
+        buffer: ``buffer(me, epoch)`` makes the PacketBuffer at one epoch.
         encode: ``encode(me, words, at)`` encodes the data words of the thread's packets.
         bcast: ``bcast(me, epoch, words)`` sends encoded data words to every peer.
         receive: ``receive(packets, me, epoch, source, end)`` receives the thread's slots from a
@@ -168,8 +168,8 @@ def exchange(spec: KernelSpec, layout: LLLayout) -> Exchange:
             epoch[p] = next_epoch(epoch[p])
 
     @device
-    def buffer(me: KernelThread, epoch: int) -> LLBuffer:
-        return LLBuffer(
+    def buffer(me: KernelThread, epoch: int) -> PacketBuffer:
+        return PacketBuffer(
             me.arguments.peers,
             me.rank,
             PITCH_NBYTES,
@@ -192,7 +192,7 @@ def exchange(spec: KernelSpec, layout: LLLayout) -> Exchange:
         for p in range(PACKETS):
             ll = buffer(me, epoch[p])
             slot = u32(me.first_slot + p)
-            if not ll.recv_unrolled(slot, packets, WORDS_PER_PACKET * p, STEP, source, end):
+            if not ll.recv_packets(slot, packets, WORDS_PER_PACKET * p, STEP, source, end):
                 return False
             ll.reset(slot, source, end)
         return True
@@ -218,13 +218,13 @@ def exchange(spec: KernelSpec, layout: LLLayout) -> Exchange:
                 ll = buffer(me, epoch[p])
                 for peer in range(SOURCE, END):
                     if peer != me.rank:
-                        ll.send(peer, u32(me.first_slot + p), words, WORDS * p)
+                        ll.send_packet(peer, u32(me.first_slot + p), words, WORDS * p)
             return following(me, epoch, words)
 
         @device
         def bcast(me: KernelThread, epoch: list[int], words: list[int]) -> bool:
             for p in range(PACKETS):
-                buffer(me, epoch[p]).bcast(u32(me.first_slot + p), words, WORDS * p)
+                buffer(me, epoch[p]).bcast_packet(u32(me.first_slot + p), words, WORDS * p)
             return True
 
         return bcast_wide if NRANKS >= WIDE_RANKS else bcast

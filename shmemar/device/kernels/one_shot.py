@@ -20,8 +20,8 @@ Requires: the same arguments on all ranks, but for addresses and what they hold;
 threads than slots; all blocks resident at once; launches of one communicator in the same order on
 all ranks, one after another.
 
-Reuse is safe as :mod:`shmemar.device.ll_buffer` argues; between two launches the kernel boundary
-stands in for "the same thread", and for the fence behind resets.
+Reuse is safe as :mod:`shmemar.device.packet_buffer` argues; between two launches the kernel
+boundary stands in for "the same thread", and for the fence behind resets.
 
 Cost: N - 1 remote stores of 16 bytes and one round of polls a packet, which carries 8 bytes with LL
 and 16 with the sentinel; no barrier. A fence only with the sentinel, in a thread's third pass of a

@@ -104,7 +104,7 @@ def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callab
                     for word in range(WORDS):
                         own[WORDS * p + word] = words[at + word]
                 else:
-                    ll.send(owner, u32(me.first_slot + p), words, at)
+                    ll.send_packet(owner, u32(me.first_slot + p), words, at)
 
     @device
     def store_shares(

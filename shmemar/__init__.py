@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     )
     from shmemar.host.communicator import Communicator as Communicator
     from shmemar.host.startup import init as init
+    from shmemar.host.user_kernels import LLScratch as LLScratch
+    from shmemar.spec import scratch_nbytes as scratch_nbytes
 
 __all__ = [
     "ArgumentError",
@@ -55,11 +57,13 @@ __all__ = [
     "Communicator",
     "ConfigurationError",
     "DeviceError",
+    "LLScratch",
     "MismatchError",
     "ReduceOp",
     "ShmemarError",
     "__version__",
     "init",
+    "scratch_nbytes",
 ]
 
 __version__ = "0.1.0"
@@ -67,7 +71,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "Communicator": "shmemar.host.communicator",
     "init": "shmemar.host.startup",
+    "LLScratch": "shmemar.host.user_kernels",
     "ReduceOp": "shmemar.dtypes",
+    "scratch_nbytes": "shmemar.spec",
 }
 
 

@@ -14,6 +14,7 @@ from shmemar.errors import ArgumentError, ArgumentTypeError
 from shmemar.layout import (
     BLOCK_THREADS,
     LL_BUFFERS,
+    MAX_LAUNCH_PACKETS,
     PACKET_NBYTES,
     SENTINEL_BUFFERS,
     WORD_NBYTES,
@@ -35,6 +36,7 @@ __all__ = [
     "Protocol",
     "UserKernelSpec",
     "describe_code",
+    "scratch_nbytes",
 ]
 
 MAX_RANKS = 64
@@ -257,8 +259,14 @@ class BufferSpec:
                 f"protocol is sentinel, and dtype {scalar.name}, in which every value may be data, "
                 "so that none is left to mean an empty slot; expected protocol ll."
             )
-        blocks = packet_count(int(threads), BLOCK_THREADS)
-        return cls(scalar.name, length, protocol, nranks, blocks * BLOCK_THREADS, int(slots))
+        nthreads = packet_count(int(threads), BLOCK_THREADS) * BLOCK_THREADS
+        found_spec = cls(scalar.name, length, protocol, nranks, nthreads, int(slots))
+        if found_spec.layout.nslots > MAX_LAUNCH_PACKETS:
+            raise ArgumentError(
+                f"threads is {threads} and slots {slots}, of {found_spec.npackets} packets each; "
+                f"expected at most {MAX_LAUNCH_PACKETS} packets together."
+            )
+        return found_spec
 
     @property
     def itemsize(self) -> int:
@@ -297,6 +305,28 @@ class BufferSpec:
         """Name in messages, such as ``float32x2/ll``."""
         element = self.dtype if self.length == 1 else f"{self.dtype}x{self.length}"
         return f"{element}/{self.protocol.value}"
+
+
+def scratch_nbytes(
+    nranks: int, dtype: Any, *, threads: int, slots: int = 1, protocol: str | Protocol = "ll"
+) -> int:
+    """Bytes of symmetric memory that `Communicator.ll_buffer` takes on each rank.
+
+    Args:
+        nranks: Ranks of the communicator.
+        dtype: As of `Communicator.ll_buffer`.
+        threads: Likewise.
+        slots: Likewise.
+        protocol: Likewise.
+
+    Raises:
+        ArgumentTypeError: `dtype` can't be an element.
+        ArgumentError: The other arguments.
+    """
+    if not 1 <= nranks <= MAX_RANKS:
+        raise ArgumentError(f"nranks is {nranks}; expected 1 to {MAX_RANKS}.")
+    spec = BufferSpec.of(nranks, dtype, threads=threads, slots=slots, protocol=protocol)
+    return spec.layout.nbytes
 
 
 @dataclass(frozen=True)

@@ -120,15 +120,21 @@ class LLBuffer(NamedTuple):
         """
         words = word_array(WORDS_PER_PACKET)
         _encode(self, value, words)
-        _send(self, peer, slot, words)
+        if self.state[ALIVE] != u32(0):
+            self.state[USED] = u32(1)
+            here = self.packets.at_epoch(self.state[EPOCH])
+            for p in range(self.npackets):
+                here.send_packet(peer, _index(self, slot, p), words, 2 * p)
 
     def bcast(self, slot: int, value: Any) -> None:
         """Send an element to a slot of every peer, beginning with the rank after this one."""
         words = word_array(WORDS_PER_PACKET)
         _encode(self, value, words)
-        for distance in range(1, self.size):
-            peer = self.rank + distance
-            _send(self, peer if peer < self.size else peer - self.size, slot, words)
+        if self.state[ALIVE] != u32(0):
+            self.state[USED] = u32(1)
+            here = self.packets.at_epoch(self.state[EPOCH])
+            for p in range(self.npackets):
+                here.bcast_packet(_index(self, slot, p), words, 2 * p)
 
     def recv(self, peer: int, slot: int) -> Any:
         """Wait for the element that a peer sent to a slot in this epoch, and return it."""
@@ -212,15 +218,6 @@ def _index(ll: LLBuffer, slot: int, p: int) -> int:
 def _encode(ll: LLBuffer, value: Any, words: list[int]) -> None:
     words[0], words[1], words[2], words[3] = words_from_element(value, ll.like)
     ll.packets.encode(words, 0)
-
-
-@device
-def _send(ll: LLBuffer, peer: int, slot: int, words: list[int]) -> None:
-    if ll.state[ALIVE] != u32(0):
-        ll.state[USED] = u32(1)
-        here = ll.packets.at_epoch(ll.state[EPOCH])
-        for p in range(ll.npackets):
-            here.send_packet(peer, _index(ll, slot, p), words, 2 * p)
 
 
 @device

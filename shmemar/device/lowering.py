@@ -202,7 +202,8 @@ def _words_from_element(value: types.Type, like: types.Type) -> Callable[..., An
         return special[like]
     if like.bitwidth == 64:
         return of_64_bits
-    return lambda value, like: (U32(value), zero, zero, zero)
+    mask = np.uint32((1 << like.bitwidth) - 1)
+    return lambda value, like: (U32(U32(value) & mask), zero, zero, zero)
 
 
 def _element_from_words(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -85,7 +86,7 @@ def check_kernel(kernel: Any, buffer: Any, known: Sequence[LLScratch]) -> None:
         ArgumentTypeError: `kernel` is not a function, or `buffer` no LLScratch.
         ArgumentError: `buffer` is another communicator's.
     """
-    if not hasattr(kernel, "__code__"):
+    if not isinstance(kernel, FunctionType):
         raise ArgumentTypeError(
             f"kernel is {type(kernel).__name__}; expected a plain Python function "
             "kernel(ll, thread, nthreads, *arguments), not yet compiled."

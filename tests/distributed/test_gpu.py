@@ -288,6 +288,46 @@ def test_a_graph_replays_between_eager_calls(
     assert agree(wrong) == [0] * comm.size
 
 
+def add_one(ll: Any, thread: int, nthreads: int, x: Any, y: Any) -> None:
+    for i in range(thread, x.size, nthreads):
+        ll.bcast(0, x[i])
+        y[i] = ll.recv_reduce(0, x[i], lambda a, b: a + b) + 1
+        ll.advance_epoch()
+
+
+@pytest.mark.parametrize("protocol", ["ll", "sentinel"])
+def test_a_graph_holds_launches_of_users_kernels(
+    comm: shmemar.Communicator, agree: Any, protocol: str
+) -> None:
+    """Between them all-reduces, and between replays eager launches of other extents."""
+    import cupy
+
+    count = 3000
+    buffer = comm.ll_buffer("float32", threads=1024, protocol=protocol)
+    x, y, z = (cupy.zeros(count, "f4") for _ in range(3))
+    comm.allreduce(y, out=z)
+    comm.launch(add_one, buffer, x, y)  # loads the kernel
+
+    def body(stream: Any) -> None:
+        for _ in range(3):
+            comm.launch(add_one, buffer, x, y, stream=stream)
+            comm.allreduce(y, out=z, stream=stream)
+            comm.launch(add_one, buffer, z, y, threads=256, stream=stream)
+
+    replay = capture_with_cupy(body)
+    wrong = 0
+    for call in range(100):
+        x.set(inputs(comm, count, call))
+        y.fill(cupy.nan)
+        cupy.cuda.Device().synchronize()
+        replay()
+        total = results(comm, count, call)
+        wrong += count_wrong(y.get(), ((total + 1) * comm.size) * comm.size + 1)
+        comm.launch(add_one, buffer, x[:77], y)
+        wrong += count_wrong(y[:77].get(), total[:77] + 1)
+    assert agree(wrong) == [0] * comm.size
+
+
 def test_a_graph_of_ten_replays_a_thousand_times(comm: shmemar.Communicator, agree: Any) -> None:
     """Each input is mixed from the sum before it and the rank, so a sum left out shows."""
     import cupy

@@ -1,0 +1,84 @@
+"""What kernels over an LLBuffer become: as lean as the library's own."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shmemar.host.launch import compile_ptx
+from shmemar.spec import BufferSpec, UserKernelSpec
+from tests.ptx.assembler import Assembly, assemble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REGISTERS = {2: 48, 4: 64, 8: 96}
+
+
+def one_shot(ll: Any, thread: int, nthreads: int, x: Any, y: Any) -> None:
+    for i in range(thread, x.size, nthreads):
+        ll.bcast(0, x[i])
+        y[i] = ll.recv_reduce(0, x[i], lambda a, b: a + b)
+        ll.advance_epoch()
+
+
+def gather_4(ll: Any, thread: int, nthreads: int, x: Any, y: Any) -> None:
+    for i in range(thread, x.size // 4, nthreads):
+        value = x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]
+        ll.bcast(0, value)
+        values = ll.recv_unrolled(0, value)
+        for r in range(ll.size):
+            for part in range(4):
+                y[4 * (r * (x.size // 4) + i) + part] = values[r][part]
+        ll.advance_epoch()
+
+
+def compiled(
+    kernel: Callable[..., None], dtype: Any, protocol: str, nranks: int, array: str
+) -> tuple[BufferSpec, Assembly]:
+    buffer = BufferSpec.of(nranks, dtype, threads=1000, slots=1, protocol=protocol)
+    spec = UserKernelSpec(kernel, buffer, (array, array))
+    text = compile_ptx(spec, buffer.layout, rank=1, compute_capability=(9, 0))
+    return buffer, assemble(text)
+
+
+@pytest.mark.parametrize("protocol", ["ll", "sentinel"])
+@pytest.mark.parametrize("nranks", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "array"),
+    [
+        (one_shot, "float32", "float32[:]"),
+        (one_shot, "complex128", "complex128[:]"),
+        (gather_4, ("float32", 4), "float32[:]"),
+    ],
+    ids=["one_shot-float32", "one_shot-complex128", "gather-4xfloat32"],
+)
+def test_a_users_kernel_has_one_store_a_packet_and_no_local_memory(
+    kernel: Callable[..., None], dtype: Any, array: str, nranks: int, protocol: str
+) -> None:
+    buffer, assembly = compiled(kernel, dtype, protocol, nranks, array)
+    packets = (nranks - 1) * buffer.npackets
+    resets = packets if protocol == "sentinel" else 0
+    assert assembly.count("st.relaxed.sys.global.v2.b64") == packets + resets
+    polls = assembly.count("ld.relaxed.sys.global.v2.b64")
+    assert polls in ({packets, 2 * packets} if nranks == 2 else {packets})
+    fences = len(re.findall(r"fence\.acq_rel\.gpu", assembly.ptx))
+    assert fences == (1 if protocol == "sentinel" else 0)
+    assert assembly.count("call") == 0
+    assert ".local" not in assembly.ptx
+    assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
+    assert assembly.registers <= REGISTERS[nranks]
+
+
+def test_a_launch_has_a_parameter_of_64_bits_for_each_word_that_is_passed() -> None:
+    def kernel(ll: Any, thread: int, nthreads: int, x: Any, scale: float, shift: int) -> None:
+        x[thread] = scale * shift
+
+    buffer = BufferSpec.of(3, "float32", threads=1, slots=1, protocol="ll")
+    spec = UserKernelSpec(kernel, buffer, ("float32[:]", "float64", "int64"))
+    text = compile_ptx(spec, buffer.layout, rank=0, compute_capability=(9, 0))
+    entry = text[text.index(".entry user_kernel(") :].partition(")")[0]
+    # Three addresses and four words of ours, seven of the array, and two scalars.
+    assert len(re.findall(r"\.param \.[busf]64", entry)) == entry.count(".param") == 3 + 4 + 7 + 2

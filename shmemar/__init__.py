@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from shmemar.host.communicator import Communicator as Communicator
     from shmemar.host.startup import init as init
+    from shmemar.host.symmetric import SymmetricArray as SymmetricArray
     from shmemar.host.user_kernels import LLScratch as LLScratch
     from shmemar.spec import scratch_nbytes as scratch_nbytes
 
@@ -61,6 +62,7 @@ __all__ = [
     "MismatchError",
     "ReduceOp",
     "ShmemarError",
+    "SymmetricArray",
     "__version__",
     "init",
     "scratch_nbytes",
@@ -73,6 +75,7 @@ _HOMES = {
     "init": "shmemar.host.startup",
     "LLScratch": "shmemar.host.user_kernels",
     "ReduceOp": "shmemar.dtypes",
+    "SymmetricArray": "shmemar.host.symmetric",
     "scratch_nbytes": "shmemar.spec",
 }
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "ADDRESSES",
     "MAX_RANKS",
     "AnyKernelSpec",
     "Backend",
@@ -329,6 +330,10 @@ def scratch_nbytes(
     return spec.layout.nbytes
 
 
+ADDRESSES = "addresses"
+"""A tuple of an address on each rank, among `UserKernelSpec.argument_types`."""
+
+
 @dataclass(frozen=True)
 class UserKernelSpec:
     """A user's kernel for one buffer and one kind of arguments.
@@ -336,7 +341,8 @@ class UserKernelSpec:
     Attributes:
         function: The function.
         buffer: Its buffer.
-        argument_types: numba's names of the types of its own arguments, ``[:]`` behind for arrays.
+        argument_types: numba's names of the types of its own arguments, ``[:]`` behind for arrays;
+            `ADDRESSES` for a symmetric array.
     """
 
     function: Callable[..., Any]

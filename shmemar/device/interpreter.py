@@ -44,6 +44,9 @@ class Machine(Protocol):
     def add(self, address: int, value: int) -> None:
         """Add to a word, wrapping, as one relaxed operation of system scope."""
 
+    def add_b64(self, address: int, value: int) -> None:
+        """Add to 8 aligned bytes, wrapping, as one relaxed operation of system scope."""
+
     def fence(self) -> None:
         """Order everything before against everything after."""
 

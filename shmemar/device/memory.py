@@ -24,14 +24,17 @@ __all__ = [
     "ld_no_allocate_v2_b32",
     "ld_no_allocate_v4_b32",
     "ld_relaxed_sys_b32",
+    "ld_relaxed_sys_b64",
     "ld_relaxed_sys_v4_b32",
     "red_relaxed_sys_add_u32",
+    "red_release_sys_add_u64",
     "relax",
     "st_b8",
     "st_b16",
     "st_b32",
     "st_relaxed_sys_b32",
     "st_relaxed_sys_v4_b32",
+    "st_release_sys_b64",
     "st_v2_b32",
     "st_v4_b32",
 ]
@@ -108,6 +111,24 @@ def ld_relaxed_sys_v4_b32(address: int) -> Packet:
 def st_relaxed_sys_v4_b32(address: int, first: int, second: int, third: int, fourth: int) -> None:
     """Store four words to 16 aligned bytes that a peer may be reading; each 8 bytes are whole."""
     current().store(address, (first, second, third, fourth), Order.RELAXED_SYS)
+
+
+def ld_relaxed_sys_b64(address: int) -> int:
+    """Load 8 aligned bytes that others may be writing, as one 64-bit integer."""
+    low, high = current().load(address, 2, Order.RELAXED_SYS)
+    return high << 32 | low
+
+
+def st_release_sys_b64(address: int, value: int) -> None:
+    """Store a 64-bit integer, behind everything that the thread has done or seen done."""
+    current().fence()
+    current().store(address, (value & 0xFFFFFFFF, value >> 32), Order.RELAXED_SYS)
+
+
+def red_release_sys_add_u64(address: int, value: int) -> None:
+    """Add to a 64-bit integer, which wraps, behind everything that the thread has done or seen."""
+    current().fence()
+    current().add_b64(address, value)
 
 
 def exch_relaxed_sys_b32(address: int, word: int) -> int:

@@ -89,7 +89,12 @@ def _lower_memory(compiler: Compiler) -> None:
         pointer = builder.inttoptr(address, _I32.as_pointer())
         builder.atomic_rmw("add", pointer, value, "seq_cst")
 
+    def emit_add_64(builder: Any, address: Any, value: Any) -> None:
+        pointer = builder.inttoptr(address, _I64.as_pointer())
+        builder.atomic_rmw("add", pointer, value, "seq_cst")
+
     add = instruction(compiler, types.void, (U64, U32), emit_add)
+    add_64 = instruction(compiler, types.void, (U64, U64), emit_add_64)
     exchange = instruction(compiler, U32, (U64, U32), emit_exchange)
     fence = instruction(compiler, types.void, (), lambda builder: builder.fence("seq_cst") and None)
 
@@ -140,6 +145,13 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.red_relaxed_sys_add_u32)(
         lambda address, value: lambda address, value: add(address, value)
     )
+    lower(memory.ld_relaxed_sys_b64)(lambda address: lambda address: ld_acquire_b64(address))
+    lower(memory.st_release_sys_b64)(
+        lambda address, value: lambda address, value: st_release_b64(address, value)
+    )
+    lower(memory.red_release_sys_add_u64)(
+        lambda address, value: lambda address, value: add_64(address, value)
+    )
     lower(memory.fence_acq_rel_gpu)(lambda: lambda: fence())
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence())
 
@@ -161,6 +173,9 @@ def _lower_rest(compiler: Compiler) -> None:
 
     compiler.lower(memory.globaltimer_ns)(lambda: clock_ns)
     compiler.lower(memory.relax)(lambda: give_way)
+    compiler.lower(words.share_work)(lambda: lambda: False)
+    compiler.lower(words.all_in_warp)(lambda value: lambda value: value)
+    compiler.lower(words.all_in_block)(lambda value: lambda value: value)
     compiler.lower(words.word_array)(lambda length: lambda length: np.zeros(length, np.uint32))
     compiler.lower(words.mul_rn)(lambda left, right: lambda left, right: left * right)
     compiler.lower(words.two_f16_from_word)(lambda word: two_f16)

@@ -42,6 +42,7 @@ def install() -> Compiler:
     lower_elements(compiler, _local_array)
     _lower_memory(compiler)
     _lower_arrays(compiler)
+    _lower_groups(compiler)
     _lower_arithmetic(compiler)
     compiler.install()
     return compiler
@@ -115,6 +116,9 @@ def _lower_memory(compiler: Compiler) -> None:
     )
     exch_sys = _ptx(compiler, "atom.relaxed.sys.global.exch.b32 $0, [$1], $2;", "lr", "r")
     red_sys = _ptx(compiler, "red.relaxed.sys.global.add.u32 [$0], $1;", "lr")
+    ld_sys_64 = _ptx(compiler, "ld.relaxed.sys.global.b64 $0, [$1];", "l", "l")
+    st_release_64 = _ptx(compiler, "st.release.sys.global.b64 [$0], $1;", "ll")
+    red_release_64 = _ptx(compiler, "red.release.sys.global.add.u64 [$0], $1;", "ll")
     fence_gpu = _ptx(compiler, "fence.acq_rel.gpu;")
     fence_sys = _ptx(compiler, "fence.acq_rel.sys;")
     globaltimer = _ptx(compiler, "mov.u64 $0, %globaltimer;", "", "l")
@@ -156,6 +160,13 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.red_relaxed_sys_add_u32)(
         lambda address, value: lambda address, value: red_sys(address, value)
     )
+    lower(memory.ld_relaxed_sys_b64)(lambda address: lambda address: ld_sys_64(address))
+    lower(memory.st_release_sys_b64)(
+        lambda address, value: lambda address, value: st_release_64(address, value)
+    )
+    lower(memory.red_release_sys_add_u64)(
+        lambda address, value: lambda address, value: red_release_64(address, value)
+    )
     lower(memory.fence_acq_rel_gpu)(lambda: lambda: fence_gpu())
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence_sys())
     lower(memory.globaltimer_ns)(lambda: lambda: globaltimer())
@@ -174,6 +185,17 @@ def _lower_arrays(compiler: Compiler) -> None:
         return lambda length: cuda.local.array(constant, U32)
 
     compiler.lower(words.word_array, prefer_literal=True, inline="always")(word_array)
+
+
+def _lower_groups(compiler: Compiler) -> None:
+    every_lane, int32 = 0xFFFFFFFF, types.int32
+    compiler.lower(words.share_work)(lambda: lambda: True)
+    compiler.lower(words.all_in_warp)(
+        lambda value: lambda value: bool(cuda.all_sync(every_lane, value))
+    )
+    compiler.lower(words.all_in_block)(
+        lambda value: lambda value: bool(cuda.syncthreads_and(int32(value)))
+    )
 
 
 def _lower_arithmetic(compiler: Compiler) -> None:

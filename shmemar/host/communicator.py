@@ -15,6 +15,7 @@ from shmemar.config import COMPILE_TIMEOUT_S, Config
 from shmemar.device.kernels import KernelArguments, UserArguments
 from shmemar.dtypes import DTYPES, ReduceOp, as_reduce_op
 from shmemar.errors import (
+    ArgumentError,
     ClosedError,
     CollectiveTimeoutError,
     DeviceError,
@@ -27,8 +28,10 @@ from shmemar.host.heap import SymmetricHeap
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
 from shmemar.host.ranks import as_rank, group_ranks, list_groups
 from shmemar.host.scratch import Scratch, layout_for, make_scratch
+from shmemar.host.symmetric import DeviceSymmetricArray, SymmetricArray, check_shape
 from shmemar.host.user_kernels import (
     LLScratch,
+    Taken,
     as_scalar,
     check_kernel,
     grid_of,
@@ -36,7 +39,7 @@ from shmemar.host.user_kernels import (
     type_of,
     view_of,
 )
-from shmemar.layout import MAX_LAUNCH_PACKETS, Grid, grid_for
+from shmemar.layout import MAX_LAUNCH_PACKETS, WORD_NBYTES, Grid, grid_for
 from shmemar.spec import (
     Backend,
     BufferSpec,
@@ -107,6 +110,7 @@ class Communicator:
         self._is_closed = True  # until it is whole
         self._ncalls = 0
         self._user_scratches: list[LLScratch] = []
+        self._symmetric: list[SymmetricArray] = []
         try:
             self._scratches: dict[tuple[Kernel, Protocol], Scratch] = {}
             # What the first call is most likely to use, so that a lack of room is said here.
@@ -324,7 +328,8 @@ class Communicator:
                 calls are decorated with :func:`shmemar.device.registry.device`.
             buffer: Made by `ll_buffer` of this communicator.
             arguments: Arrays that `allreduce` takes, which the kernel sees in one dimension and may
-                write to (16-bit floats as uint16), integers (int64) and floats (float64).
+                write to (16-bit floats as uint16), integers (int64), floats (float64), and arrays
+                of `symmetric_array`, which it sees as a tuple of addresses.
             threads: Threads to launch, rounded up to whole blocks; by default all of the buffer.
                 There may be fewer, where the GPU holds no more at once: loop over your elements
                 with a stride of `nthreads`.
@@ -353,15 +358,10 @@ class Communicator:
         try:
             check_kernel(kernel, buffer, self._user_scratches)
             grid_of(threads, buffer.spec, None)
-            scalars = [as_scalar(f"arguments[{i}]", a) for i, a in enumerate(arguments)]
-            arrays = [a for a, scalar in zip(arguments, scalars, strict=True) if scalar is None]
+            no_arrays = SymmetricArray, np.generic
+            arrays = [a for a in arguments if hasattr(a, "dtype") and not isinstance(a, no_arrays)]
             handle = self._runtime.stream(stream, arrays[0] if arrays else None)
-            taken = [
-                self._runtime.operand(f"arguments[{i}]", a, handle, writeable=True)
-                if scalar is None
-                else scalar
-                for i, (a, scalar) in enumerate(zip(arguments, scalars, strict=True))
-            ]
+            taken = [self._take(f"arguments[{i}]", a, handle) for i, a in enumerate(arguments)]
             spec = UserKernelSpec(kernel, buffer.spec, tuple(map(type_of, taken)))
         except ShmemarError as caught:
             error = caught
@@ -376,7 +376,7 @@ class Communicator:
         own: Any = [leaf for argument in taken for leaf in leaves_of(argument)]
         if self.backend is Backend.EMULATED:
             pairs = zip(arguments, taken, strict=True)
-            own = tuple(view_of(a) if isinstance(t, Operand) else t for a, t in pairs)
+            own = tuple(view_of(a if isinstance(t, Operand) else t) for a, t in pairs)
         self._enqueue(
             spec,
             loaded,
@@ -393,6 +393,53 @@ class Communicator:
         )
         if self._runtime.is_synchronous:
             self._require_usable()
+
+    def _take(self, name: str, argument: Any, stream: int) -> Taken:
+        if isinstance(argument, SymmetricArray):
+            if not any(argument is each for each in self._symmetric):
+                raise ArgumentError(
+                    f"{name} is another communicator's symmetric array; expected one of this one's."
+                )
+            return argument
+        scalar = as_scalar(name, argument)
+        if scalar is not None:
+            return scalar
+        return self._runtime.operand(name, argument, stream, writeable=True)
+
+    def symmetric_array(self, shape: int | tuple[int, ...], dtype: Any) -> SymmetricArray:
+        """Allocate an array of zeros that kernels of every rank can put into.
+
+        Collective: all ranks give the same arguments. It lives as long as the communicator.
+
+        Args:
+            shape: Extents, each 1 or more.
+            dtype: A numeric type of numpy's.
+
+        Returns:
+            The array. `launch` passes it to a kernel as a tuple of addresses, one a rank; see
+            :mod:`shmemar.device.signal`.
+
+        Raises:
+            ArgumentTypeError: `shape` or `dtype` is of another kind.
+            ArgumentError: An extent below 1.
+            MismatchError: The ranks' arguments differ; on every rank.
+            BackendUnavailableError: There is no room for it; on every rank.
+            ClosedError, CollectiveTimeoutError, DeviceError: As of `allreduce`.
+        """
+        self._require_usable()
+        try:
+            extents, found = check_shape(shape, dtype)
+        except ShmemarError as error:
+            self._compare_calls("symmetric_array", {}, error)
+            raise
+        call = {"shape": extents, "dtype": found.name}
+        self._compare_calls("symmetric_array", call, None)
+        nbytes = math.prod(extents) * found.itemsize
+        with self._runtime.active(), self._breaks_on_timeout():
+            memory = self._heap.allocate(nbytes + -nbytes % WORD_NBYTES)
+        kind = SymmetricArray if self.backend is Backend.EMULATED else DeviceSymmetricArray
+        self._symmetric.append(kind(memory, extents, found, self.rank))
+        return self._symmetric[-1]
 
     def _is_on_host(self, x: Any) -> bool:
         return self.backend is not Backend.EMULATED and isinstance(x, np.ndarray)

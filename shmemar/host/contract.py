@@ -28,6 +28,9 @@ class Memory(Protocol):
     def addresses(self) -> tuple[int, ...]:
         """Address in this process of each rank's part, in rank order; private memory has one."""
 
+    def view(self, rank: int) -> Any:
+        """Return one rank's part as bytes of numpy, where the host can reach it."""
+
     def free(self) -> None:
         """Return the memory. Of symmetric memory, every rank calls it in the same order."""
 

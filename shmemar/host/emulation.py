@@ -48,6 +48,10 @@ class _PrivateMemory:
     def nbytes(self) -> int:
         return self.array.nbytes
 
+    def view(self, rank: int) -> Any:
+        """The bytes."""
+        return self.array
+
     @cached_property
     def addresses(self) -> tuple[int, ...]:
         return (self.array.__array_interface__["data"][0],)

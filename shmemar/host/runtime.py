@@ -179,6 +179,10 @@ class _SymmetricMemory:
     addresses: tuple[int, ...]
     free: Callable[[], None]
 
+    def view(self, rank: int) -> Any:
+        """The host can't reach it."""
+        raise NotImplementedError
+
     def abandon(self) -> None:
         """Keep it: peers may store to it."""
 
@@ -194,6 +198,10 @@ class _DeviceMemory:
     @property
     def addresses(self) -> tuple[int, ...]:
         return (int(self.buffer.handle),)
+
+    def view(self, rank: int) -> Any:
+        """The host can't reach it."""
+        raise NotImplementedError
 
     def free(self) -> None:
         """Return it to the device's pool."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +50,16 @@ class SharedMemory:
             int(view.__array_interface__["data"][0]) for view in self._views
         )
 
+    def view(self, rank: int) -> Any:
+        """Return one rank's part as bytes; it stays mapped as long as the array lives."""
+        return self._views[rank][:]
+
     def free(self) -> None:
-        """Unmap all parts; a peer's mapping of the same part stays."""
+        """Unmap all parts; a peer's mapping of the same part stays, and so do arrays of users."""
         self._views.clear()
         for part in self._maps:
-            part.close()
+            with suppress(BufferError):
+                part.close()
         self._maps.clear()
 
     def abandon(self) -> None:

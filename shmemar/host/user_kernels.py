@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from shmemar.errors import ArgumentError, ArgumentTypeError
+from shmemar.host.symmetric import SymmetricArray
 from shmemar.layout import BLOCK_THREADS, Grid, packet_count
-from shmemar.spec import UserKernelSpec
+from shmemar.spec import ADDRESSES, UserKernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+Taken: TypeAlias = "Operand | SymmetricArray | np.int64 | np.float64"
+"""An argument, checked."""
 
 _BITS = {"float16": "uint16", "bfloat16": "uint16"}
 """Types that kernels see as the bits they are, because numba's compilers lack them on one side."""
@@ -140,26 +144,34 @@ def as_scalar(name: str, value: Any) -> np.int64 | np.float64 | None:
     return None
 
 
-def type_of(argument: Operand | np.int64 | np.float64) -> str:
+def type_of(argument: Taken) -> str:
     """Name the type that a kernel sees, as `UserKernelSpec.argument_types` does."""
+    if isinstance(argument, SymmetricArray):
+        return ADDRESSES
     if isinstance(argument, np.number):
         return argument.dtype.name
     return f"{_BITS.get(argument.dtype.name, argument.dtype.name)}[:]"
 
 
 def view_of(array: Any) -> Any:
-    """Return a host array as kernels on the CPU see it: of one dimension."""
+    """Return an argument as kernels on the CPU see it: arrays of one dimension."""
+    if isinstance(array, SymmetricArray):
+        return tuple(map(np.int64, array.addresses))
+    if not isinstance(array, np.ndarray):
+        return array
     flat = array.reshape(-1)
     return flat.view(np.uint16) if flat.dtype.name in _BITS else flat
 
 
-def leaves_of(argument: Operand | np.int64 | np.float64) -> list[int]:
+def leaves_of(argument: Taken) -> list[int]:
     """Take an argument apart into the 64-bit parameters of a GPU's kernel.
 
     Of an array, in numba's order: owner, parent, elements, bytes of one, address, shape, strides.
     """
     if isinstance(argument, np.number):
         return [int(np.array(argument).view(np.uint64))]
+    if isinstance(argument, SymmetricArray):
+        return list(argument.addresses)
     itemsize = argument.dtype.itemsize
     return [0, 0, argument.count, itemsize, argument.address, argument.count, itemsize]
 

@@ -78,6 +78,8 @@ class RandomMachine:
         self.random = random.Random(self.seed)
         # Every other schedule makes the newest stores visible first, so that old ones stay behind.
         self._newest_first = self.seed % 2 == 1
+        # In half of them stores become visible long after they were made.
+        self._promptness = 0.5 if self.seed % 4 < 2 else 0.05
         self._time_ns = 0
         self.nstores = 0
         self.rank_of: dict[object, int] = {}
@@ -119,6 +121,12 @@ class RandomMachine:
         self._switch()
         self.words[address] = self.words.get(address, 0) + value & 0xFFFFFFFF
 
+    def add_b64(self, address: int, value: int) -> None:
+        self._switch()
+        old = self.words.get(address + 4, 0) << 32 | self.words.get(address, 0)
+        new = old + value & 0xFFFFFFFFFFFFFFFF
+        self.words[address], self.words[address + 4] = new & 0xFFFFFFFF, new >> 32
+
     def fence(self) -> None:
         self.drain(lambda store: store.thread is getcurrent())
         self._switch()
@@ -159,7 +167,7 @@ class RandomMachine:
                     del live[rank]
             if not live:
                 return
-            if self.pending and self.random.random() < 0.5:
+            if self.pending and self.random.random() < self._promptness:
                 among = self.pending[-2:] if self._newest_first else self.pending
                 self._perform(self._oldest_like(self.random.choice(among)))
                 continue

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shmemar.device import signal
 from shmemar.host.launch import compile_ptx
-from shmemar.spec import BufferSpec, UserKernelSpec
+from shmemar.spec import ADDRESSES, BufferSpec, UserKernelSpec
 from tests.ptx.assembler import Assembly, assemble
 
 if TYPE_CHECKING:
@@ -82,3 +83,34 @@ def test_a_launch_has_a_parameter_of_64_bits_for_each_word_that_is_passed() -> N
     entry = text[text.index(".entry user_kernel(") :].partition(")")[0]
     # Three addresses and four words of ours, seven of the array, and two scalars.
     assert len(re.findall(r"\.param \.[busf]64", entry)) == entry.count(".param") == 3 + 4 + 7 + 2
+
+
+def exchange(scope: str) -> Callable[..., None]:
+    put, wait = getattr(signal, f"put_signal{scope}"), getattr(signal, f"signal_wait{scope}")
+
+    def kernel(ll: Any, thread: int, nthreads: int, box: Any, signals: Any, nbytes: int) -> None:
+        put(ll, box[1], box[0], nbytes, signals[1], 1, signal.SIGNAL_ADD)
+        wait(ll, 1, signals[0], 1)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("scope", "meet"),
+    [("", r"vote|bar\.sync"), ("_warp", r"vote\.sync\.all"), ("_block", r"bar\.")],
+)
+def test_a_signal_is_released_once_and_acquired_by_one_fence(scope: str, meet: str) -> None:
+    buffer = BufferSpec.of(2, "int32", threads=128, slots=1, protocol="ll")
+    spec = UserKernelSpec(exchange(scope), buffer, (ADDRESSES, ADDRESSES, "int64"))
+    text = compile_ptx(spec, buffer.layout, rank=0, compute_capability=(9, 0))
+    assembly = assemble(text)
+    assert len(re.findall(r"red\.release\.sys\.global\.add\.u64", text)) == 1
+    assert len(re.findall(r"ld\.relaxed\.sys\.global\.b64", text)) == 1
+    assert "ld.acquire" not in text
+    # One behind the poll, and one for the failure record.
+    assert len(re.findall(r"fence\.acq_rel\.sys", text)) == 2
+    assert len(re.findall(r"ld\.global\.L1::no_allocate\.v4\.b32", text)) >= 1
+    assert len(re.findall(meet, text)) == (2 if scope else 0)
+    assert assembly.count("call") == 0
+    assert ".local" not in text
+    assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)

@@ -35,6 +35,10 @@ class RefusingMachine:
         """Refuse an addition."""
         raise AssertionError(f"unexpected addition of {value} at {address:#x}")
 
+    def add_b64(self, address: int, value: int) -> None:
+        """Refuse an addition to 64 bits."""
+        raise AssertionError(f"unexpected addition of {value} to 64 bits at {address:#x}")
+
     def fence(self) -> None:
         """Refuse a fence."""
         raise AssertionError("unexpected fence")

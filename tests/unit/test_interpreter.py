@@ -29,6 +29,9 @@ CALLS = [
     ("st_relaxed_sys_v4_b32", (16, 5, 6, 7, 8), ("store", 16, (5, 6, 7, 8), SYS), None),
     ("exch_relaxed_sys_b32", (8, 5), ("exchange", 8, 5), 9),
     ("red_relaxed_sys_add_u32", (8, 5), ("add", 8, 5), None),
+    ("ld_relaxed_sys_b64", (8,), ("load", 8, 2, SYS), 2 << 32 | 1),
+    ("st_release_sys_b64", (8, 7 << 32 | 5), ("store", 8, (5, 7), SYS), None),
+    ("red_release_sys_add_u64", (8, 5), ("add_b64", 8, 5), None),
     ("fence_acq_rel_gpu", (), ("fence",), None),
     ("fence_acq_rel_sys", (), ("fence",), None),
     ("globaltimer_ns", (), ("clock_ns",), 77),
@@ -59,6 +62,9 @@ class _Recorder:
     def add(self, address: int, value: int) -> None:
         self.asked.append(("add", address, value))
 
+    def add_b64(self, address: int, value: int) -> None:
+        self.asked.append(("add_b64", address, value))
+
     def exchange(self, address: int, word: int) -> int:
         self.asked.append(("exchange", address, word))
         return 9
@@ -85,7 +91,8 @@ def test_a_primitive_asks_for_the_width_and_order_in_its_name(
     machine = _Recorder()
     with running(machine):
         assert getattr(memory, name)(*arguments) == result
-    assert machine.asked == [asked]
+    before = [("fence",)] if "release" in name else []
+    assert machine.asked == [*before, asked]
 
 
 @pytest.mark.parametrize(("name", "arguments"), [call[:2] for call in CALLS])

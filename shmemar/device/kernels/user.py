@@ -21,6 +21,7 @@ from shmemar.device.registry import device
 from shmemar.device.watchdog import Watchdog, was_broken
 from shmemar.device.words import i64_from_word, u32, u64, word_array
 from shmemar.layout import WORD_NBYTES
+from shmemar.spec import ADDRESSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,10 +73,13 @@ def numba_type(spec: UserKernelSpec) -> Any:
     """The type of `UserArguments`, to numba's compilers."""
     from numba import types
 
-    own = []
+    own: list[Any] = []
     for name in spec.argument_types:
-        scalar = getattr(types, name.removesuffix("[:]"))
-        own.append(types.Array(scalar, 1, "C") if name.endswith("[:]") else scalar)
+        scalar = getattr(types, "int64" if name == ADDRESSES else name.removesuffix("[:]"))
+        if name == ADDRESSES:
+            own.append(types.UniTuple(scalar, spec.nranks))
+        else:
+            own.append(types.Array(scalar, 1, "C") if name.endswith("[:]") else scalar)
     return types.NamedTuple(
         (
             types.UniTuple(types.uint64, spec.nranks),

@@ -1,0 +1,105 @@
+"""Arrays in symmetric memory, for kernels that put into them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmemar.errors import ArgumentError, ArgumentTypeError
+from shmemar.host.arrays import Arrays
+from shmemar.spec import Backend
+
+if TYPE_CHECKING:
+    from shmemar.host.contract import Memory
+
+__all__ = ["SymmetricArray", "check_shape"]
+
+
+class SymmetricArray:
+    """An array of the same shape on every rank, which peers' kernels can write to.
+
+    Made by `Communicator.symmetric_array`. Passed to `Communicator.launch`, it is a tuple of
+    addresses to the kernel, one a rank, in rank order.
+
+    Attributes:
+        shape: Extents.
+        dtype: numpy's element type.
+        nbytes: Bytes on each rank.
+    """
+
+    def __init__(
+        self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], rank: int
+    ) -> None:
+        """Use `Communicator.symmetric_array`."""
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self._memory = memory
+        self._rank = rank
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Address of each rank's array in this process's kernels."""
+        return self._memory.addresses
+
+    @property
+    def array(self) -> Any:
+        """The own rank's array, not a copy: of numpy, or on a GPU of CuPy or torch.
+
+        On a GPU it lasts as long as the communicator.
+        """
+        flat = self._memory.view(self._rank)[: self.nbytes]
+        return flat.view(self.dtype).reshape(self.shape)
+
+    def __repr__(self) -> str:
+        """Shape and type."""
+        return f"<shmemar.{type(self).__name__} {self.shape} {self.dtype.name}>"
+
+
+class DeviceSymmetricArray(SymmetricArray):
+    """One on GPUs, which any library takes that knows the CUDA array interface."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The own rank's array."""
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.addresses[self._rank], False),
+            "version": 3,
+        }
+
+    @property
+    def array(self) -> Any:
+        """The own rank's array, not a copy."""
+        library = Arrays.of(Backend.NVSHMEM).library
+        if library == "cupy":
+            import cupy
+
+            return cupy.asarray(self)
+        import torch
+
+        return torch.as_tensor(self, device="cuda")
+
+
+def check_shape(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Check what a symmetric array is made of.
+
+    Raises:
+        ArgumentTypeError: No numeric type, or no shape.
+        ArgumentError: An extent below 1.
+    """
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentTypeError(f"dtype is {dtype!r}, which numpy does not know.") from error
+    if found.kind not in "iufc" or found.shape or not found.isnative:
+        raise ArgumentTypeError(f"dtype is {found}; expected an integer, float or complex type.")
+    extents = shape if isinstance(shape, tuple) else (shape,)
+    if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in extents):
+        raise ArgumentTypeError(f"shape is {shape!r}; expected an integer or a tuple of them.")
+    if any(n < 1 for n in extents):
+        raise ArgumentError(f"shape is {shape!r}; expected extents of 1 or more.")
+    return tuple(map(int, extents)), found

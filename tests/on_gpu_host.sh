@@ -39,6 +39,12 @@ step 0 2 "[0-9]+ passed" 240 mpirun -n 2 "${suite[@]}" --arrays=torch --random-c
 # Without MPS, which the memory checker does not support; it must find a planted error.
 CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step 0 2 "all results right" 120 \
   mpirun -n 2 python3 tests/programs/small_run.py
+# NVSHMEM's own device API, compiled from its headers, where that can be.
+if python3 -c "import cffi" 2>"$log"; then
+  step 0 2 "all results right" 200 mpirun -n 2 python3 tests/programs/nvshmem_device.py
+else
+  echo "== tests/programs/nvshmem_device.py needs cffi, which is not installed"
+fi
 memcheck=(compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1
   python3 -m tests.programs.check_memory)
 CUDA_MPS_PIPE_DIRECTORY=/tmp/no-mps step 0 1 "ERROR SUMMARY: 0 errors" 120 "${memcheck[@]}"

@@ -65,6 +65,9 @@ STATE_WORDS = 4
 """A thread's state: its epoch, 1 until it gave up, 1 once the epoch was used, 1 where slots were
 emptied and no fence stood since."""
 
+MAX_ELEMENT_WORDS = 2 * WORDS_PER_PACKET
+"""Words of the most packets of an element."""
+
 device(ranks_at_once)
 
 
@@ -138,7 +141,7 @@ class LLBuffer(NamedTuple):
 
     def recv(self, peer: int, slot: int) -> Any:
         """Wait for the element that a peer sent to a slot in this epoch, and return it."""
-        packets = word_array(2 * WORDS_PER_PACKET)
+        packets = word_array(MAX_ELEMENT_WORDS)
         if not _receive(self, slot, packets, peer, peer + 1):
             return _zero(self)
         return _element(self, packets, 0)

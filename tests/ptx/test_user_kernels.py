@@ -36,6 +36,13 @@ def gather_4(ll: Any, thread: int, nthreads: int, x: Any, y: Any) -> None:
         ll.advance_epoch()
 
 
+def right_and_left(ll: Any, thread: int, nthreads: int, x: Any, y: Any) -> None:
+    right = ll.rank + 1 if ll.rank + 1 < ll.size else 0
+    left = ll.rank - 1 if ll.rank > 0 else ll.size - 1
+    ll.send(right, 0, x[thread])
+    y[thread] = ll.recv(left, 0)
+
+
 def compiled(
     kernel: Callable[..., None], dtype: Any, protocol: str, nranks: int, array: str
 ) -> tuple[BufferSpec, Assembly]:
@@ -71,6 +78,19 @@ def test_a_users_kernel_has_one_store_a_packet_and_no_local_memory(
     assert ".local" not in assembly.ptx
     assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
     assert assembly.registers <= REGISTERS[nranks]
+
+
+@pytest.mark.parametrize("protocol", ["ll", "sentinel"])
+@pytest.mark.parametrize("dtype", ["int8", "float32", "complex128"])
+def test_one_element_to_one_peer_is_one_store(dtype: str, protocol: str) -> None:
+    if protocol == "sentinel" and dtype == "int8":
+        pytest.skip("integers have no sentinel")
+    buffer, assembly = compiled(right_and_left, dtype, protocol, 3, f"{dtype}[:]")
+    resets = buffer.npackets if protocol == "sentinel" else 0
+    assert assembly.count("st.relaxed.sys.global.v2.b64") == buffer.npackets + resets
+    assert assembly.count("call") == 0
+    assert ".local" not in assembly.ptx
+    assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
 
 
 def test_a_launch_has_a_parameter_of_64_bits_for_each_word_that_is_passed() -> None:

@@ -12,6 +12,7 @@ from mpi4py import MPI
 from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.dtypes import DTYPES, DType, Kind, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
+from shmemar.host.exact import numpy_dtype
 from shmemar.layout import LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 from tests.distributed.checked import Checked, random_floats
@@ -161,6 +162,113 @@ def test_all_kernels_give_the_same_bits_whatever_the_size(
         for _ in range(20)
     ]
     assert agree(all(same)) == [True] * comm.size
+
+
+def set_epochs(comm: shmemar.Communicator, backend: str, epoch: int) -> None:
+    """Let every thread's last epoch have been `epoch`. Nothing runs meanwhile."""
+    comm.host_barrier()
+    for scratch in comm._scratches.values():
+        if backend == "emulated":
+            scratch.epochs.view(0).view(np.uint32)[...] = epoch
+        else:
+            import cupy
+
+            address, nbytes = scratch.epochs.addresses[0], scratch.layout.epochs_nbytes
+            memory = cupy.cuda.UnownedMemory(address, nbytes, scratch.epochs)
+            pointer = cupy.cuda.MemoryPointer(memory, 0)
+            cupy.ndarray(nbytes // 4, np.uint32, pointer).fill(epoch)
+            cupy.cuda.Device().synchronize()
+    comm.host_barrier()
+
+
+@variants
+@pytest.mark.parametrize("epoch", [2**31 - 5, 2**32 - 6])
+def test_epochs_pass_the_wrap(
+    pinned: Pinned,
+    arrays: Arrays,
+    agree: Any,
+    backend: str,
+    kernel: Kernel,
+    protocol: Protocol,
+    epoch: int,
+) -> None:
+    comm = pinned(kernel, protocol)
+    reduce = Checked(comm, arrays)
+    reduce("float32", SUM, 1)
+    set_epochs(comm, backend, epoch)
+    draw = np.random.default_rng(epoch)  # the same on every rank
+    for call in range(30):
+        if call % 10 == 5 and comm.rank == draw.integers(comm.size):
+            time.sleep(0.002)
+        reduce("float32", SUM, int(2 ** draw.uniform(0, 11)))
+    assert agree(reduce.wrong) == [[]] * comm.size
+
+
+HALVES = [
+    ("float16", Kernel.ONE_SHOT, Protocol.LL, 10, -14),
+    ("bfloat16", Kernel.TWO_SHOT, Protocol.SENTINEL, 7, -126),
+]
+"""16-bit types, a kernel each, bits of the fraction, exponent of the smallest normal number."""
+
+halves = pytest.mark.parametrize(
+    ("name", "kernel", "protocol", "fraction", "smallest"), HALVES, ids=["float16", "bfloat16"]
+)
+
+
+@halves
+def test_sums_of_16_bits_are_rounded_once(
+    pinned: Pinned,
+    arrays: Arrays,
+    agree: Any,
+    name: str,
+    kernel: Kernel,
+    protocol: Protocol,
+    fraction: int,
+    smallest: int,
+) -> None:
+    """Of values that cancel and that differ by many orders, against a sum in float64."""
+    comm = pinned(kernel, protocol)
+    draw = np.random.default_rng(comm.rank)
+    scale = 2.0 ** draw.integers(-12, 6, 20_000)
+    x = (draw.normal(size=20_000) * scale).astype(numpy_dtype(DTYPES[name]))
+    got = arrays.reduce(comm, x).astype(np.float64)
+    everyone = np.array([theirs.astype(np.float64) for theirs in agree(x)])
+    expected = everyone.sum(axis=0)
+    exponents = np.maximum(np.floor(np.log2(np.abs(expected) + 1e-300)), smallest)
+    half_a_unit = 2.0 ** (exponents - fraction - 1)
+    in_float32 = (comm.size - 1) * 2.0**-24 * np.abs(everyone).sum(axis=0)
+    worst = np.max(np.abs(got - expected) - (half_a_unit + in_float32))
+    assert agree(bool(worst <= 0)) == [True] * comm.size, worst
+
+
+@halves
+def test_all_patterns_of_16_bits_come_through(
+    pinned: Pinned,
+    arrays: Arrays,
+    agree: Any,
+    name: str,
+    kernel: Kernel,
+    protocol: Protocol,
+    fraction: int,
+    smallest: int,
+) -> None:
+    """On one rank beside -0.0, which changes nothing, and on all; twice in a row."""
+    comm = pinned(kernel, protocol)
+    dtype = numpy_dtype(DTYPES[name])
+    patterns = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    nothing = np.full(1 << 16, -0.0, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.float32(comm.size) * patterns.astype(np.float32)
+        expected = {False: patterns, True: total.astype(dtype)}
+    verdicts = []
+    for on_all in (False, True, False, True):
+        x = patterns if on_all or comm.rank == comm.size - 1 else nothing
+        got, right = arrays.reduce(comm, x), expected[on_all]
+        same = got.view(np.uint16) == right.view(np.uint16)
+        with np.errstate(invalid="ignore"):
+            nans = np.isnan(got) & np.isnan(right)
+        verdicts.append(int(np.count_nonzero(~same & ~nans)))
+    assert agree(verdicts) == [[0] * 4] * comm.size
 
 
 PATTERNS = {

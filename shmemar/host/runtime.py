@@ -112,12 +112,14 @@ class _Job:
         words = identifier._data.view(np.uint8)  # noqa: SLF001 - as nvshmem4py's own example does
         self.identity: bytes = bootstrap.allgather(words.tobytes(), "join NVSHMEM")[0]
         words[:] = np.frombuffer(self.identity, np.uint8).reshape(words.shape)
-        nvshmem.core.init(
-            device=device,
-            uid=identifier,
-            rank=bootstrap.rank,
-            nranks=bootstrap.size,
-            initializer_method="uid",
+        _start(
+            lambda: nvshmem.core.init(
+                device=device,
+                uid=identifier,
+                rank=bootstrap.rank,
+                nranks=bootstrap.size,
+                initializer_method="uid",
+            )
         )
         self.pe = bootstrap.rank
         self.device = device
@@ -476,6 +478,21 @@ class NvshmemRuntime:
                 "kernels need it; start all ranks on one host whose GPUs are linked."
             )
         return addresses
+
+
+def _start(init: Callable[[], None]) -> None:
+    """Run NVSHMEM's own start, whose errors are numbers.
+
+    Raises:
+        BackendUnavailableError: It failed.
+    """
+    try:
+        init()
+    except Exception as error:
+        raise BackendUnavailableError(
+            f"NVSHMEM did not start ({type(error).__name__}: {error}); what it printed says more. "
+            "Are there as many ranks on each GPU? NVSHMEM 3.8.0 refused 3 on 2 GPUs."
+        ) from error
 
 
 def _check_nvshmem() -> None:

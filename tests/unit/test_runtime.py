@@ -307,3 +307,12 @@ def test_the_runtimes_context_is_current_for_its_calls_and_the_callers_afterward
 def test_ptx_without_an_entry_is_an_error() -> None:
     with pytest.raises(ShmemarError, match="the PTX of a_kernel has no entry"):
         launch._tidy(".version 9.0\n", "a_kernel")
+
+
+def test_a_start_that_nvshmem_refuses_says_what_to_look_at() -> None:
+    def fail() -> None:
+        raise ValueError("Status code 7")
+
+    with pytest.raises(BackendUnavailableError, match=r"ValueError: Status code 7.*on each GPU\?"):
+        runtime._start(fail)
+    runtime._start(lambda: None)

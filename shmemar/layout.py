@@ -28,6 +28,7 @@ __all__ = [
     "LL_BUFFERS",
     "MAX_LAUNCH_PACKETS",
     "MAX_PACKETS_PER_THREAD",
+    "NO_SLOT",
     "PACKET_NBYTES",
     "SENTINEL_BUFFERS",
     "WORDS_PER_PACKET",
@@ -60,6 +61,9 @@ LL_BUFFERS = 2
 
 SENTINEL_BUFFERS = 3
 """One more, which is emptied meanwhile."""
+
+NO_SLOT = 0xFFFFFFFF
+"""In the place of a slot in a failure record: a signal was waited for."""
 
 BLOCK_THREADS = 128
 """Threads a block. In trials on an H200 (2026-11-29) 128 was the best from 8 KiB on."""

@@ -36,6 +36,7 @@ __all__ = [
     "KernelSpec",
     "Protocol",
     "UserKernelSpec",
+    "as_numpy_dtype",
     "describe_code",
     "scratch_nbytes",
 ]
@@ -202,6 +203,21 @@ ELEMENT_KINDS = {
 """numpy's kinds of scalars that elements are made of, and their bytes."""
 
 
+def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """Convert to numpy's type.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    try:
+        if dtype is not None:  # which numpy takes for float64
+            found: np.dtype[Any] = np.dtype(dtype)
+            return found
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ArgumentTypeError(f"dtype is {dtype!r}, which numpy does not know.") from error
+    raise ArgumentTypeError("dtype is None; expected one that numpy knows.")
+
+
 @dataclass(frozen=True)
 class BufferSpec:
     """What an LLBuffer of a user's kernels is made for.
@@ -232,10 +248,7 @@ class BufferSpec:
             ArgumentTypeError: `dtype` can't be an element.
             ArgumentError: `threads`, `slots` or `protocol`.
         """
-        try:
-            found = np.dtype(dtype)
-        except TypeError as error:
-            raise ArgumentTypeError(f"dtype is {dtype!r}, which numpy does not know.") from error
+        found = as_numpy_dtype(dtype)
         scalar, shape = found.base, found.shape
         length = shape[0] if shape else 1
         fits = scalar.itemsize in ELEMENT_KINDS.get(scalar.kind, ()) and scalar.isnative
@@ -357,7 +370,7 @@ class UserKernelSpec:
     @property
     def code(self) -> int:
         """A word for failure records, which `describe_code` reads in this process."""
-        known = self.name, self.buffer.protocol
+        known = self.name, self.buffer.protocol, self.buffer.nthreads * self.buffer.npackets
         if known not in _user_kernels:
             _user_kernels.append(known)
         return _user_kernels.index(known)
@@ -376,12 +389,16 @@ class UserKernelSpec:
 AnyKernelSpec: TypeAlias = KernelSpec | UserKernelSpec
 """What is compiled and launched."""
 
-_user_kernels: list[tuple[str, Protocol]] = []
+_user_kernels: list[tuple[str, Protocol, int]] = []
 
 
-def describe_code(code: int) -> tuple[str, Protocol]:
-    """Return the name and protocol of the kernel that a failure record's word means."""
+def describe_code(code: int) -> tuple[str, Protocol, int]:
+    """Return what the word of a failure record means.
+
+    Returns:
+        The kernel's name, its protocol, and how many of the layout's slots its author calls one.
+    """
     if code >> 24:
         spec = KernelSpec.from_code(code)
-        return spec.name, spec.protocol
+        return spec.name, spec.protocol, 1
     return _user_kernels[code]

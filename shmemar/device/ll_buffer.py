@@ -19,10 +19,16 @@ Contract, for each thread and alike on all ranks:
 * The thread of the same number sends and receives on all ranks, and goes through the same number
   of epochs there. So loops are over what is equal on all ranks.
 * An element has the same type on both sides, that of the buffer; values are converted to it.
+* It receives each element once.
+* The kernel raises nothing: it could not be heard on a GPU, and is refused where it is seen.
+* The function is defined once, at the level of a module: it is compiled for each function that is
+  launched, and kept, and what it captures is a constant of the code.
 
 Not allowed, and not noticed: a second send to the same slot and peer in one epoch (the peer gets
 either); an epoch that leaves out a peer (the peer's data of two epochs later may overwrite what was
-not read); threads that differ in their number of epochs (they wait until the deadline).
+not read); threads that differ in their number of epochs (they wait until the deadline); receiving
+from a slot that was not sent to in this epoch, after 2**32 epochs without it (its old flag is right
+again).
 
 What is received is right or the communicator breaks: a thread that has waited longer than the
 deadline receives zeros from then on, sends nothing more, and the host raises. A loop whose end
@@ -50,7 +56,7 @@ from shmemar.device.elements import (
 )
 from shmemar.device.packet import next_epoch
 from shmemar.device.registry import device, device_methods
-from shmemar.device.words import u32, word_array
+from shmemar.device.words import opaque, u32, word_array
 from shmemar.layout import WORDS_PER_PACKET
 
 if TYPE_CHECKING:
@@ -140,9 +146,13 @@ class LLBuffer(NamedTuple):
                 here.bcast_packet(_index(self, slot, p), words, 2 * p)
 
     def recv(self, peer: int, slot: int) -> Any:
-        """Wait for the element that a peer sent to a slot in this epoch, and return it."""
+        """Wait for the element that a peer sent to a slot in this epoch, and return it.
+
+        Once: with sentinel packets it is gone then. From the own rank there is none, and 0 is
+        returned.
+        """
         packets = word_array(MAX_ELEMENT_WORDS)
-        if not _receive(self, slot, packets, peer, peer + 1):
+        if peer == self.rank or not _receive(self, slot, packets, peer, peer + 1):
             return _zero(self)
         return _element(self, packets, 0)
 
@@ -219,7 +229,11 @@ def _index(ll: LLBuffer, slot: int, p: int) -> int:
 
 @device
 def _encode(ll: LLBuffer, value: Any, words: list[int]) -> None:
-    words[0], words[1], words[2], words[3] = words_from_element(value, ll.like)
+    parts = words_from_element(value, ll.like)
+    # What is made of the own element must be made as peers make it of what they receive: a compiler
+    # that knows where it comes from may fuse a multiplication with an addition on one rank alone.
+    for word in range(WORDS_PER_PACKET):
+        words[word] = opaque(parts[word])
     ll.packets.encode(words, 0)
 
 

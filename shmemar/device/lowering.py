@@ -202,8 +202,9 @@ def _words_from_element(value: types.Type, like: types.Type) -> Callable[..., An
         return special[like]
     if like.bitwidth == 64:
         return of_64_bits
-    mask = np.uint32((1 << like.bitwidth) - 1)
-    return lambda value, like: (U32(U32(value) & mask), zero, zero, zero)
+    # Through a signed integer: a negative float has no unsigned one.
+    mask, low_word = np.uint32((1 << like.bitwidth) - 1), words.word_from_i64
+    return lambda value, like: (U32(low_word(value) & mask), zero, zero, zero)
 
 
 def _element_from_words(

@@ -174,8 +174,10 @@ def _lower_rest(compiler: Compiler) -> None:
     compiler.lower(memory.globaltimer_ns)(lambda: clock_ns)
     compiler.lower(memory.relax)(lambda: give_way)
     compiler.lower(words.share_work)(lambda: lambda: False)
-    compiler.lower(words.all_in_warp)(lambda value: lambda value: value)
-    compiler.lower(words.all_in_block)(lambda value: lambda value: value)
+    for meet in (words.all_in_warp, words.any_in_warp, words.all_in_block, words.any_in_block):
+        compiler.lower(meet)(lambda value: lambda value: value)
+    # Nothing is fused on the CPU, whatever is known.
+    compiler.lower(words.opaque)(lambda word: lambda word: word)
     compiler.lower(words.word_array)(lambda length: lambda length: np.zeros(length, np.uint32))
     compiler.lower(words.mul_rn)(lambda left, right: lambda left, right: left * right)
     compiler.lower(words.two_f16_from_word)(lambda word: two_f16)

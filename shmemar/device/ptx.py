@@ -20,6 +20,7 @@ from numba.cuda import extending
 from shmemar.device import memory, words
 from shmemar.device.lowering import U32, U64, instruction, lower_elements, lower_words
 from shmemar.device.registry import Compiler
+from shmemar.layout import BLOCK_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,14 +189,32 @@ def _lower_arrays(compiler: Compiler) -> None:
 
 
 def _lower_groups(compiler: Compiler) -> None:
-    every_lane, int32 = 0xFFFFFFFF, types.int32
+    every_lane, threads, int32 = 0xFFFFFFFF, BLOCK_THREADS, types.int32
+
+    # A vote orders no memory, so the lanes meet before and after it.
+    def all_in_warp(value: Any) -> Any:
+        cuda.syncwarp(every_lane)
+        votes = U32(cuda.ballot_sync(every_lane, value))
+        cuda.syncwarp(every_lane)
+        return votes == U32(every_lane)
+
+    def any_in_warp(value: Any) -> Any:
+        cuda.syncwarp(every_lane)
+        votes = U32(cuda.ballot_sync(every_lane, value))
+        cuda.syncwarp(every_lane)
+        return votes != U32(0)
+
+    def all_in_block(value: Any) -> Any:
+        return cuda.syncthreads_count(int32(value)) == threads
+
+    def any_in_block(value: Any) -> Any:
+        return cuda.syncthreads_count(int32(value)) > 0
+
     compiler.lower(words.share_work)(lambda: lambda: True)
-    compiler.lower(words.all_in_warp)(
-        lambda value: lambda value: bool(cuda.all_sync(every_lane, value))
-    )
-    compiler.lower(words.all_in_block)(
-        lambda value: lambda value: bool(cuda.syncthreads_and(int32(value)))
-    )
+    compiler.lower(words.all_in_warp)(lambda value: all_in_warp)
+    compiler.lower(words.any_in_warp)(lambda value: any_in_warp)
+    compiler.lower(words.all_in_block)(lambda value: all_in_block)
+    compiler.lower(words.any_in_block)(lambda value: any_in_block)
 
 
 def _lower_arithmetic(compiler: Compiler) -> None:
@@ -223,6 +242,8 @@ def _lower_arithmetic(compiler: Compiler) -> None:
             return lambda left, right: mul_f64(left, right)
         return None
 
+    keep = _ptx(compiler, "mov.b32 $0, $1;", "r", "r")
+    compiler.lower(words.opaque)(lambda word: lambda word: keep(word))
     compiler.lower(words.mul_rn)(mul_rn)
     compiler.lower(words.two_f16_from_word)(lambda word: lambda word: two_f16(word))
     compiler.lower(words.word_from_two_f16)(lambda low, high: lambda low, high: join_f16(low, high))

@@ -2,11 +2,13 @@
 
 For kernels that users write, where a message is longer than a few packets: `put` moves bytes with
 plain stores of 16 bytes, and a signal of 64 bits covers them. The signal's release and the
-waiter's acquire are the barrier that packets do without, so below some tens of KiB `LLBuffer` is
-faster.
+waiter's acquire are the barrier that packets do without.
 
 Each operation has three scopes, as in NVSHMEM: of one thread, of a warp, and of a block
-(``_warp``, ``_block``), whose threads must all come, with the same arguments, and share the work.
+(``_warp``, ``_block``). The threads of a warp or block must all come, with the same arguments. They
+meet before the operation and after it, so what each wrote before is among what is sent, and what a
+signal covers may be read by all of them. A thread that gave up at its deadline must keep coming: an
+operation to which not all come sends no signal, and its waiters get False.
 
 Addresses are those of symmetric memory, ``array[rank]`` of a `shmemar.SymmetricArray` that was
 passed to the kernel, plus bytes. Sources may be any memory of the own GPU.
@@ -20,8 +22,9 @@ them releases it (``st.release.sys`` or ``red.release.sys``), which makes the st
 visible before it. The waiter polls relaxed, with one acquire fence behind the poll that succeeds,
 and then meets the threads of its own scope.
 
-Where threads of a rank run one after another (emulated), the first thread of a warp or block does
-the work of all.
+Where threads of a rank run one after another (emulated), nobody is met: the first thread of a warp
+or block does the work of all, when it comes to it. There a source must have been written before
+the launch, or by that thread.
 
 Source: OpenSHMEM 1.5, ``shmem_put_signal`` and ``shmem_signal_wait_until``; PTX ISA 8.x, "Memory
 Consistency Model", release and acquire patterns.
@@ -48,8 +51,16 @@ from shmemar.device.memory import (
 )
 from shmemar.device.registry import device
 from shmemar.device.watchdog import POLLS_PER_LOOK, report, should_give_up
-from shmemar.device.words import all_in_block, all_in_warp, share_work, u32, u64
-from shmemar.layout import BLOCK_THREADS, WORD_NBYTES
+from shmemar.device.words import (
+    all_in_block,
+    all_in_warp,
+    any_in_block,
+    any_in_warp,
+    share_work,
+    u32,
+    u64,
+)
+from shmemar.layout import BLOCK_THREADS, NO_SLOT, WORD_NBYTES
 
 if TYPE_CHECKING:
     from shmemar.device.ll_buffer import LLBuffer
@@ -64,6 +75,8 @@ __all__ = [
     "put_signal_warp",
     "put_warp",
     "signal_op",
+    "signal_op_block",
+    "signal_op_warp",
     "signal_wait",
     "signal_wait_block",
     "signal_wait_warp",
@@ -81,7 +94,7 @@ def put(ll: LLBuffer, destination: int, source: int, nbytes: int) -> None:
     """Copy bytes to a peer's memory; one thread does it all.
 
     Args:
-        ll: The thread's buffer, which knows whether the communicator broke: then nothing is done.
+        ll: The thread's buffer. Nothing is done once the thread gave up.
         destination: Address in a peer's symmetric memory.
         source: Address in memory of the own GPU.
         nbytes: How many. Where both addresses are multiples of 16 they go 16 at a time, of 4 by
@@ -93,13 +106,17 @@ def put(ll: LLBuffer, destination: int, source: int, nbytes: int) -> None:
 @device
 def put_warp(ll: LLBuffer, destination: int, source: int, nbytes: int) -> None:
     """Copy as `put`, by the threads of a warp together."""
+    all_in_warp(True)  # noqa: FBT003
     _copy_together(ll, destination, source, nbytes, WARP)
+    all_in_warp(True)  # noqa: FBT003
 
 
 @device
 def put_block(ll: LLBuffer, destination: int, source: int, nbytes: int) -> None:
     """Copy as `put`, by the threads of a block together."""
+    all_in_block(True)  # noqa: FBT003
     _copy_together(ll, destination, source, nbytes, BLOCK_THREADS)
+    all_in_block(True)  # noqa: FBT003
 
 
 @device
@@ -120,6 +137,20 @@ def signal_op(ll: LLBuffer, signal: int, value: int, op: int) -> None:
 
 
 @device
+def signal_op_warp(ll: LLBuffer, signal: int, value: int, op: int) -> None:
+    """Signal as `signal_op`, once, behind everything that the threads of the warp stored."""
+    if all_in_warp(ll.state[ALIVE] != u32(0)) and ll.thread % u32(WARP) == u32(0):
+        signal_op(ll, signal, value, op)
+
+
+@device
+def signal_op_block(ll: LLBuffer, signal: int, value: int, op: int) -> None:
+    """Signal as `signal_op`, once, behind everything that the threads of the block stored."""
+    if all_in_block(ll.state[ALIVE] != u32(0)) and ll.thread % u32(BLOCK_THREADS) == u32(0):
+        signal_op(ll, signal, value, op)
+
+
+@device
 def put_signal(
     ll: LLBuffer, destination: int, source: int, nbytes: int, signal: int, value: int, op: int
 ) -> None:
@@ -133,9 +164,9 @@ def put_signal_warp(
     ll: LLBuffer, destination: int, source: int, nbytes: int, signal: int, value: int, op: int
 ) -> None:
     """Copy and signal as `put_signal`, by the threads of a warp together."""
-    put_warp(ll, destination, source, nbytes)
-    if all_in_warp(ll.state[ALIVE] != u32(0)) and ll.thread % u32(WARP) == u32(0):
-        signal_op(ll, signal, value, op)
+    all_in_warp(True)  # noqa: FBT003
+    _copy_together(ll, destination, source, nbytes, WARP)
+    signal_op_warp(ll, signal, value, op)
 
 
 @device
@@ -143,9 +174,9 @@ def put_signal_block(
     ll: LLBuffer, destination: int, source: int, nbytes: int, signal: int, value: int, op: int
 ) -> None:
     """Copy and signal as `put_signal`, by the threads of a block together."""
-    put_block(ll, destination, source, nbytes)
-    if all_in_block(ll.state[ALIVE] != u32(0)) and ll.thread % u32(BLOCK_THREADS) == u32(0):
-        signal_op(ll, signal, value, op)
+    all_in_block(True)  # noqa: FBT003
+    _copy_together(ll, destination, source, nbytes, BLOCK_THREADS)
+    signal_op_block(ll, signal, value, op)
 
 
 @device
@@ -178,7 +209,7 @@ def signal_wait(ll: LLBuffer, source: int, signal: int, value: int) -> bool:
                     ll.packets.watchdog,
                     source,
                     missing,
-                    u32(0),
+                    u32(NO_SLOT),
                     ll.state[EPOCH],
                     u32(value),
                     u32(seen),
@@ -191,10 +222,10 @@ def signal_wait(ll: LLBuffer, source: int, signal: int, value: int) -> bool:
 @device
 def signal_wait_warp(ll: LLBuffer, source: int, signal: int, value: int) -> bool:
     """Wait as `signal_wait`; one thread of the warp polls for all."""
-    came = True
+    came = False
     if not share_work() or ll.thread % u32(WARP) == u32(0):
         came = signal_wait(ll, source, signal, value)
-    came = all_in_warp(came)
+    came = any_in_warp(came)
     if not came:
         ll.state[ALIVE] = u32(0)
     return came
@@ -203,10 +234,10 @@ def signal_wait_warp(ll: LLBuffer, source: int, signal: int, value: int) -> bool
 @device
 def signal_wait_block(ll: LLBuffer, source: int, signal: int, value: int) -> bool:
     """Wait as `signal_wait`; one thread of the block polls for all."""
-    came = True
+    came = False
     if not share_work() or ll.thread % u32(BLOCK_THREADS) == u32(0):
         came = signal_wait(ll, source, signal, value)
-    came = all_in_block(came)
+    came = any_in_block(came)
     if not came:
         ll.state[ALIVE] = u32(0)
     return came

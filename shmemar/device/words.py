@@ -15,11 +15,14 @@ __all__ = [
     "Payload",
     "all_in_block",
     "all_in_warp",
+    "any_in_block",
+    "any_in_warp",
     "f32_from_word",
     "f64_from_words",
     "i64_from_word",
     "i64_from_words",
     "mul_rn",
+    "opaque",
     "share_work",
     "two_f16_from_word",
     "u32",
@@ -137,14 +140,32 @@ def share_work() -> bool:
 
 
 def all_in_warp(value: bool) -> bool:  # noqa: FBT001 - an operand
-    """Meet the other threads of the warp; return whether `value` is true for all of them.
+    """Meet the other threads of the warp; return whether `value` is true for all 32 of them.
 
-    What they did before is visible to all of them afterwards. Where they run one after another,
-    each meets nobody.
+    What they did before is visible to all of them afterwards. A thread that has ended counts as
+    false. Where threads run one after another, each meets nobody.
     """
     return value
 
 
-def all_in_block(value: bool) -> bool:  # noqa: FBT001 - an operand
-    """Meet the other threads of the block, likewise."""
+def any_in_warp(value: bool) -> bool:  # noqa: FBT001 - an operand
+    """Meet the other threads of the warp; return whether `value` is true for one of them."""
     return value
+
+
+def all_in_block(value: bool) -> bool:  # noqa: FBT001 - an operand
+    """Meet the other threads of the block; return whether `value` is true for every one."""
+    return value
+
+
+def any_in_block(value: bool) -> bool:  # noqa: FBT001 - an operand
+    """Meet the other threads of the block; return whether `value` is true for one of them."""
+    return value
+
+
+def opaque(word: int) -> int:
+    """Return the word, of which a compiler then knows as little as of one that was received.
+
+    So it makes the same instructions of what is computed with either.
+    """
+    return word

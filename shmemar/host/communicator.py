@@ -28,12 +28,13 @@ from shmemar.host.heap import SymmetricHeap
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
 from shmemar.host.ranks import as_rank, group_ranks, list_groups
 from shmemar.host.scratch import Scratch, layout_for, make_scratch
-from shmemar.host.symmetric import DeviceSymmetricArray, SymmetricArray, check_shape
+from shmemar.host.symmetric import SymmetricArray, check_shape
 from shmemar.host.user_kernels import (
     LLScratch,
     Taken,
     as_scalar,
     check_kernel,
+    first_array,
     grid_of,
     leaves_of,
     type_of,
@@ -358,15 +359,13 @@ class Communicator:
         try:
             check_kernel(kernel, buffer, self._user_scratches)
             grid_of(threads, buffer.spec, None)
-            no_arrays = SymmetricArray, np.generic
-            arrays = [a for a in arguments if hasattr(a, "dtype") and not isinstance(a, no_arrays)]
-            handle = self._runtime.stream(stream, arrays[0] if arrays else None)
+            handle = self._runtime.stream(stream, first_array(arguments))
             taken = [self._take(f"arguments[{i}]", a, handle) for i, a in enumerate(arguments)]
             spec = UserKernelSpec(kernel, buffer.spec, tuple(map(type_of, taken)))
         except ShmemarError as caught:
             error = caught
         if self._config.check:
-            call = {} if error else {"kernel": spec.name, "arguments": spec.argument_types}
+            call = {} if error else self._launch_of(spec, buffer, threads)
             self._compare_calls("launch", call, error)
         elif error is not None:
             raise error
@@ -393,6 +392,17 @@ class Communicator:
         )
         if self._runtime.is_synchronous:
             self._require_usable()
+
+    def _launch_of(
+        self, spec: UserKernelSpec, buffer: LLScratch, threads: int | None
+    ) -> dict[str, Any]:
+        numbers = [number for number, mine in enumerate(self._user_scratches) if mine is buffer]
+        return {
+            "kernel": getattr(spec.function, "__qualname__", spec.name),
+            "buffer": (numbers[0], buffer.spec.name),
+            "threads": grid_of(threads, buffer.spec, None).nthreads,
+            "arguments": spec.argument_types,
+        }
 
     def _take(self, name: str, argument: Any, stream: int) -> Taken:
         if isinstance(argument, SymmetricArray):
@@ -437,8 +447,7 @@ class Communicator:
         nbytes = math.prod(extents) * found.itemsize
         with self._runtime.active(), self._breaks_on_timeout():
             memory = self._heap.allocate(nbytes + -nbytes % WORD_NBYTES)
-        kind = SymmetricArray if self.backend is Backend.EMULATED else DeviceSymmetricArray
-        self._symmetric.append(kind(memory, extents, found, self.rank))
+        self._symmetric.append(self._runtime.symmetric_array(memory, extents, found))
         return self._symmetric[-1]
 
     def _is_on_host(self, x: Any) -> bool:
@@ -515,6 +524,7 @@ class Communicator:
             self._abandon()
             raise
         self._is_closed = True
+        self._let_go_of_arrays()
         self._heap.close()
         for scratch in self._all_scratches():
             scratch.epochs.free()
@@ -674,9 +684,14 @@ class Communicator:
 
     def _abandon(self) -> None:
         self._is_closed = True
+        self._let_go_of_arrays()
         self._heap.abandon()
         epochs = [scratch.epochs for scratch in self._all_scratches()]
         self._runtime.abandon(*epochs, self._control)
+
+    def _let_go_of_arrays(self) -> None:
+        for array in self._symmetric:
+            array.close()
 
     def _compare_calls(self, name: str, call: dict[str, Any], error: ShmemarError | None) -> None:
         with self._breaks_on_timeout():

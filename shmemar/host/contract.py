@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    import numpy as np
+
     from shmemar.device.kernels import AnyArguments
     from shmemar.host.interop import Operand
+    from shmemar.host.symmetric import SymmetricArray
     from shmemar.layout import Grid, LLLayout
     from shmemar.spec import AnyKernelSpec, Backend
 
@@ -111,6 +114,11 @@ class Runtime(Protocol):
 
     def empty_like(self, x: Any, stream: int) -> Any:
         """Allocate an array like `x` for use on `stream`, in the library that `x` is of."""
+
+    def symmetric_array(
+        self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> SymmetricArray:
+        """Make an array of symmetric memory, of the kind that users' libraries take here."""
 
     def describe(self) -> dict[str, str]:
         """Say what kernels run on, with versions."""

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmemar.errors import BackendUnavailableError
+from shmemar.errors import BackendUnavailableError, DeviceError
 from shmemar.host.contract import Control
 from shmemar.host.interop import host_operand, no_stream
 from shmemar.host.shared_memory import SharedMemory
+from shmemar.host.symmetric import SymmetricArray
 from shmemar.host.user_kernels import compiled
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend
@@ -130,7 +131,11 @@ class EmulatedRuntime:
 
     def launch(self, kernel: Any, grid: Grid, arguments: Any, stream: int) -> None:
         """Run the kernel to its end."""
-        kernel.run(arguments.typed(), self._bootstrap.rank, grid.nthreads, grid.block_threads)
+        try:
+            kernel.run(arguments.typed(), self._bootstrap.rank, grid.nthreads, grid.block_threads)
+        except Exception as error:
+            # Of a user's kernel, in the middle of an exchange: its epochs are lost.
+            raise DeviceError(f"the kernel raised {type(error).__name__}: {error}.") from error
 
     def stream(self, stream: Any, x: Any) -> int:
         """Refuse any stream: calls run to their end."""
@@ -143,6 +148,12 @@ class EmulatedRuntime:
     def empty_like(self, x: Any, stream: int) -> Any:
         """Allocate with numpy."""
         return np.empty_like(x)
+
+    def symmetric_array(
+        self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> SymmetricArray:
+        """Make one that is a numpy array."""
+        return SymmetricArray(memory, shape, dtype, self._bootstrap.rank)
 
     def describe(self) -> dict[str, str]:
         """Say that this is no GPU."""

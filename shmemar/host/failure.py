@@ -8,7 +8,7 @@ import numpy as np
 
 from shmemar.errors import CollectiveTimeoutError
 from shmemar.host.ranks import name_ranks
-from shmemar.layout import FAILURE_DTYPE
+from shmemar.layout import FAILURE_DTYPE, NO_SLOT
 from shmemar.spec import Protocol, describe_code
 
 if TYPE_CHECKING:
@@ -31,13 +31,18 @@ def failure_from(read: Callable[[], bytes], timeout_s: float) -> CollectiveTimeo
     bits = int(record["missing_hi"]) << 32 | int(record["missing_lo"])
     missing = tuple(rank for rank in range(bits.bit_length()) if bits >> rank & 1)
     block, thread = divmod(int(record["thread"]), int(record["block_threads"]))
-    name, protocol = describe_code(int(record["kernel"]))
-    expected = f"{record['expected']:#x}" if protocol is Protocol.LL else "data"
+    name, protocol, packets_per_slot = describe_code(int(record["kernel"]))
+    if record["slot"] == NO_SLOT:
+        where, expected, seen = "a signal", f"{record['expected']} or more", str(record["seen"])
+    else:
+        where = f"slot {record['slot'] // packets_per_slot}"
+        expected = f"{record['expected']:#x}" if protocol is Protocol.LL else "data"
+        seen = f"{record['seen']:#x}"
     message = (
         f"rank {record['rank']} waited more than {timeout_s:g} s for {name_ranks(missing)} in "
-        f"{name}: block {block}, thread {thread}, slot {record['slot']}, epoch "
+        f"{name}: block {block}, thread {thread}, {where}, epoch "
         f"{record['epoch']}, expected {expected} from rank {record['peer']}, saw "
-        f"{record['seen']:#x}. It failed, is in another call, called "
+        f"{seen}. It failed, is in another call, called "
         "with other arguments (SHMEMAR_CHECK=1 compares them), or is slower than the deadline "
         "(SHMEMAR_TIMEOUT_S). The communicator is broken: close it."
     )

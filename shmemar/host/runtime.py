@@ -30,6 +30,7 @@ from shmemar.host.launch import (
     set_current_context,
 )
 from shmemar.host.ranks import group_ranks, list_groups
+from shmemar.host.symmetric import DeviceSymmetricArray
 from shmemar.host.user_kernels import compiled
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import CompiledKernel, Memory
     from shmemar.host.interop import Operand
+    from shmemar.host.symmetric import SymmetricArray
     from shmemar.layout import Grid, LLLayout
     from shmemar.spec import AnyKernelSpec
 
@@ -345,8 +347,9 @@ class NvshmemRuntime:
 
     def launch(self, kernel: Any, grid: Grid, arguments: AnyArguments, stream: int) -> None:
         """Enqueue a kernel, behind the one before it."""
-        capture = capture_of(stream)
+        capture = None
         try:
+            capture = capture_of(stream)
             self._order.before_launch(stream, capture)
             kernel.launch(grid, arguments.flat(), stream)
             self._order.after_launch(stream, capture)
@@ -392,6 +395,13 @@ class NvshmemRuntime:
             f"out is None, and x is {type(x).__module__}.{type(x).__name__}; expected out= for an "
             "array that is neither CuPy's nor torch's."
         )
+
+    def symmetric_array(
+        self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> SymmetricArray:
+        """Make one on this rank's GPU."""
+        ordinal = int(self._device.device_id)
+        return DeviceSymmetricArray(memory, shape, dtype, self._bootstrap.rank, ordinal)
 
     def describe(self) -> dict[str, str]:
         """Name the GPU, how many ranks share one, and the versions of what is below."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmemar.errors import ArgumentError, ArgumentTypeError
+from shmemar.errors import ArgumentError, ArgumentTypeError, ClosedError
 from shmemar.host.arrays import Arrays
-from shmemar.spec import Backend
+from shmemar.spec import Backend, as_numpy_dtype
 
 if TYPE_CHECKING:
     from shmemar.host.contract import Memory
@@ -36,13 +36,24 @@ class SymmetricArray:
         self.shape = shape
         self.dtype = dtype
         self.nbytes = math.prod(shape) * dtype.itemsize
-        self._memory = memory
+        self._memory: Memory | None = memory
         self._rank = rank
+
+    @property
+    def memory(self) -> Memory:
+        """The memory behind it.
+
+        Raises:
+            ClosedError: The communicator was closed.
+        """
+        if self._memory is None:
+            raise ClosedError("the communicator of a symmetric array was closed, and it with it.")
+        return self._memory
 
     @property
     def addresses(self) -> tuple[int, ...]:
         """Address of each rank's array in this process's kernels."""
-        return self._memory.addresses
+        return self.memory.addresses
 
     @property
     def array(self) -> Any:
@@ -50,8 +61,12 @@ class SymmetricArray:
 
         On a GPU it lasts as long as the communicator.
         """
-        flat = self._memory.view(self._rank)[: self.nbytes]
+        flat = self.memory.view(self._rank)[: self.nbytes]
         return flat.view(self.dtype).reshape(self.shape)
+
+    def close(self) -> None:
+        """Let go of the memory, which the communicator frees."""
+        self._memory = None
 
     def __repr__(self) -> str:
         """Shape and type."""
@@ -60,6 +75,13 @@ class SymmetricArray:
 
 class DeviceSymmetricArray(SymmetricArray):
     """One on GPUs, which any library takes that knows the CUDA array interface."""
+
+    def __init__(
+        self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], rank: int, ordinal: int
+    ) -> None:
+        """Use `Communicator.symmetric_array`."""
+        super().__init__(memory, shape, dtype, rank)
+        self._ordinal = ordinal
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -78,10 +100,11 @@ class DeviceSymmetricArray(SymmetricArray):
         if library == "cupy":
             import cupy
 
-            return cupy.asarray(self)
+            with cupy.cuda.Device(self._ordinal):
+                return cupy.asarray(self)
         import torch
 
-        return torch.as_tensor(self, device="cuda")
+        return torch.as_tensor(self, device=f"cuda:{self._ordinal}")
 
 
 def check_shape(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -91,10 +114,7 @@ def check_shape(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]
         ArgumentTypeError: No numeric type, or no shape.
         ArgumentError: An extent below 1.
     """
-    try:
-        found = np.dtype(dtype)
-    except TypeError as error:
-        raise ArgumentTypeError(f"dtype is {dtype!r}, which numpy does not know.") from error
+    found = as_numpy_dtype(dtype)
     if found.kind not in "iufc" or found.shape or not found.isnative:
         raise ArgumentTypeError(f"dtype is {found}; expected an integer, float or complex type.")
     extents = shape if isinstance(shape, tuple) else (shape,)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import FunctionType
+from dis import get_instructions
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = [
     "as_scalar",
     "check_kernel",
     "compiled",
+    "first_array",
     "grid_of",
     "leaves_of",
     "type_of",
@@ -88,12 +90,17 @@ def check_kernel(kernel: Any, buffer: Any, known: Sequence[LLScratch]) -> None:
 
     Raises:
         ArgumentTypeError: `kernel` is not a function, or `buffer` no LLScratch.
-        ArgumentError: `buffer` is another communicator's.
+        ArgumentError: `buffer` is another communicator's, or `kernel` raises.
     """
     if not isinstance(kernel, FunctionType):
         raise ArgumentTypeError(
             f"kernel is {type(kernel).__name__}; expected a plain Python function "
             "kernel(ll, thread, nthreads, *arguments), not yet compiled."
+        )
+    if _raises(kernel.__code__):
+        raise ArgumentError(
+            f"kernel {kernel.__name__} has a raise or an assert; expected none, as a GPU would end "
+            "the thread in the middle of its exchange, and nobody would hear of it."
         )
     if not isinstance(buffer, LLScratch):
         raise ArgumentTypeError(
@@ -104,6 +111,12 @@ def check_kernel(kernel: Any, buffer: Any, known: Sequence[LLScratch]) -> None:
         raise ArgumentError(
             "buffer is another communicator's; expected one of this communicator's ll_buffer()."
         )
+
+
+def _raises(code: CodeType) -> bool:
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    raising = any(each.opname == "RAISE_VARARGS" for each in get_instructions(code))
+    return raising or any(map(_raises, inner))
 
 
 def grid_of(threads: Any, buffer: BufferSpec, max_blocks: int | None) -> Grid:
@@ -121,6 +134,18 @@ def grid_of(threads: Any, buffer: BufferSpec, max_blocks: int | None) -> Grid:
         )
     blocks = packet_count(int(wanted), BLOCK_THREADS)
     return Grid(min(blocks, max_blocks or blocks), BLOCK_THREADS)
+
+
+def first_array(arguments: Sequence[Any]) -> Any:
+    """Return the argument whose library's current stream a launch is for; None for none.
+
+    The first array of a user's; else of a symmetric one what the user gets of it.
+    """
+    arrays = [a for a in arguments if hasattr(a, "dtype") and not isinstance(a, np.generic)]
+    for array in arrays:
+        if not isinstance(array, SymmetricArray):
+            return array
+    return arrays[0].array if arrays else None
 
 
 def as_scalar(name: str, value: Any) -> np.int64 | np.float64 | None:

@@ -20,6 +20,7 @@ from shmemar.device.signal import (
     signal_wait_block,
     signal_wait_warp,
 )
+from shmemar.device.words import all_in_block, all_in_warp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,7 @@ def acknowledged(ll: Any, acks: Any, left: int, call: int) -> bool:
 
 def by_thread(
     ll: Any, thread: int, nthreads: int, inbox: Any, outbox: Any, signals: Any, acks: Any,
-    got: Any, offset: int, nbytes: int, call: int,
+    view: Any, got: Any, offset: int, nbytes: int, call: int,
 ) -> None:  # fmt: skip
     right, left = (ll.rank + 1) % ll.size, (ll.rank + ll.size - 1) % ll.size
     if thread == 0:
@@ -48,14 +49,14 @@ def by_thread(
             SIGNAL_SET,
         )  # fmt: skip
         if signal_wait(ll, left, signals[ll.rank], call):
-            for i in range(got.size):
-                got[i] = 1
+            for i in range(offset, offset + nbytes):
+                got[i] = view[i]
             acknowledged(ll, acks, left, call)
 
 
 def by_warp(
     ll: Any, thread: int, nthreads: int, inbox: Any, outbox: Any, signals: Any, acks: Any,
-    got: Any, offset: int, nbytes: int, call: int,
+    view: Any, got: Any, offset: int, nbytes: int, call: int,
 ) -> None:  # fmt: skip
     right, left = (ll.rank + 1) % ll.size, (ll.rank + ll.size - 1) % ll.size
     if thread < 32:
@@ -64,15 +65,16 @@ def by_warp(
             SIGNAL_SET,
         )  # fmt: skip
         if signal_wait_warp(ll, left, signals[ll.rank], call):
-            for i in range(thread, got.size, 32):
-                got[i] = 1
+            for i in range(offset + thread, offset + nbytes, 32):
+                got[i] = view[i]
+            all_in_warp(True)  # noqa: FBT003
             if thread == 0:
                 acknowledged(ll, acks, left, call)
 
 
 def by_block(
     ll: Any, thread: int, nthreads: int, inbox: Any, outbox: Any, signals: Any, acks: Any,
-    got: Any, offset: int, nbytes: int, call: int,
+    view: Any, got: Any, offset: int, nbytes: int, call: int,
 ) -> None:  # fmt: skip
     """Every block signals by adding one, so all must have come."""
     right, left = (ll.rank + 1) % ll.size, (ll.rank + ll.size - 1) % ll.size
@@ -87,8 +89,9 @@ def by_block(
     # Emulated, the blocks of a rank run one after another, so only the last may wait for all.
     is_last = block == blocks - 1
     if is_last and signal_wait_block(ll, left, signals[ll.rank], call * blocks):
-        for i in range(thread - block * 128, got.size, 128):
-            got[i] = 1
+        for i in range(offset + thread - block * 128, offset + nbytes, 128):
+            got[i] = view[i]
+        all_in_block(True)  # noqa: FBT003
         if thread == block * 128:
             acknowledged(ll, acks, left, call)
 
@@ -112,11 +115,12 @@ def test_what_was_put_is_there_when_the_signal_is(
         inbox.array[...] = arrays.make(before)
         arrays.synchronize()
         comm.host_barrier()
-        got = arrays.make(np.zeros(64, np.int32))
-        comm.launch(kernel, buffer, inbox, outbox, signals, acks, got, offset, nbytes, call)
-        assert arrays.host(got).tolist() == [1] * 64
+        got, view = arrays.make(before), inbox.array
+        comm.launch(kernel, buffer, inbox, outbox, signals, acks, view, got, offset, nbytes, call)
         before[offset : offset + nbytes] = theirs[offset : offset + nbytes]
-        wrong.append(int(np.count_nonzero(arrays.host(inbox.array) != before)))
+        # What the kernel read behind its wait, and what is there in the end.
+        found = arrays.host(got), arrays.host(inbox.array)
+        wrong.append(sum(int(np.count_nonzero(each != before)) for each in found))
     assert agree(wrong) == [[0] * len(cases)] * comm.size
     assert int(arrays.host(acks.array)[0]) == len(cases)
 
@@ -155,5 +159,9 @@ def test_what_cannot_be_a_symmetric_array_is_refused(
         with pytest.raises(ValueError, match=r"arguments\[0\] is another communicator's symmetric"):
             comm.launch(by_thread, buffer, theirs)
         kept = theirs.array
+    with pytest.raises(shmemar.ClosedError, match="of a symmetric array was closed"):
+        _ = theirs.array
+    if backend == "nvshmem":
+        return
     # Not a crash, and not a peer's: the own memory lives as long as the array does.
     assert int(kept[0]) == 0

@@ -224,6 +224,49 @@ def test_every_bit_arrives_but_the_sentinels(
     assert agree(wrong) == [0] * comm.size
 
 
+def divides(ll: Any, thread: int, nthreads: int, x: Any, divisor: int) -> None:
+    ll.bcast(0, x[0])
+    x[0] = 7 // divisor
+    ll.recv_reduce(0, x[0], max)
+
+
+def test_a_kernel_that_raises_breaks_the_communicator(
+    world: MPI.Intracomm, backend: str, arrays: Arrays
+) -> None:
+    """Where it can be heard: its epochs are lost, so nothing may be sent with them again."""
+    if backend != "emulated":
+        pytest.skip("on a GPU a division by zero is none")
+    with shmemar.init(world, backend=backend, scratch_nbytes=1 << 20) as other:
+        buffer = other.ll_buffer("float32", threads=1)
+        x = arrays.make(np.ones(4, "f4"))
+        other.launch(divides, buffer, x, 2, threads=1)
+        with pytest.raises(shmemar.DeviceError, match="the kernel raised ZeroDivisionError"):
+            other.launch(divides, buffer, x, 0)
+        with pytest.raises(shmemar.DeviceError, match="could not launch divides"):
+            other.check()
+
+
+def test_launches_that_differ_between_ranks_are_named(
+    world: MPI.Intracomm, backend: str, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if world.size == 1:
+        pytest.skip("one rank agrees with itself")
+    monkeypatch.setenv("SHMEMAR_CHECK", "1")
+    x = arrays.make(np.ones(4, "f4"))
+    with shmemar.init(world, backend=backend, scratch_nbytes=1 << 20) as other:
+        buffers = [other.ll_buffer("float32", threads=256) for _ in range(2)]
+        for call, message in (
+            (lambda r: (buffers[0], (x, x), 128 + 128 * (r % 2)), "threads differs between ranks"),
+            (lambda r: (buffers[r % 2], (x, x), 128), "buffer differs between ranks"),
+            (lambda r: (buffers[0], (x, x) if r else (x, 1), 128), "arguments differs between"),
+        ):
+            buffer, arguments, threads = call(world.rank)
+            with pytest.raises(shmemar.MismatchError, match=message):
+                other.launch(one_shot, buffer, *arguments, threads=threads)
+        with pytest.raises(shmemar.MismatchError, match="kernel differs between ranks"):
+            other.launch(one_shot if world.rank else gather, buffers[0], x, x)
+
+
 def cannot_be_compiled(ll: Any, thread: int, nthreads: int) -> None:
     ll.send_everything()
 

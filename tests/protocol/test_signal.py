@@ -25,7 +25,7 @@ from tests.protocol.random_machine import RandomMachine, StuckError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-NWORDS, NCALLS = 7, 3
+NWORDS, NCALLS = 8, 4
 INBOX, OUTBOX, SIGNAL, ACK, CONTROL, EPOCHS = (k << 32 for k in range(1, 7))
 
 
@@ -34,13 +34,14 @@ def ring(ll: Any, thread: int, nthreads: int, bases: Any, seen: list[int]) -> No
     right, left = (ll.rank + 1) % ll.size, (ll.rank - 1) % ll.size
     for call in range(1, NCALLS + 1):
         source = bases[ll.rank] + OUTBOX + 4 * NWORDS * call
+        inbox = INBOX + 4 * (call // 2 % 2)  # by words, or 16 bytes at a time
         op = SIGNAL_SET if call % 2 else SIGNAL_ADD
         value = call if op == SIGNAL_SET else 1
         put_signal(
-            ll, bases[right] + INBOX, source, 4 * NWORDS, bases[right] + SIGNAL, value, op
+            ll, bases[right] + inbox, source, 4 * NWORDS, bases[right] + SIGNAL, value, op
         )  # fmt: skip
         assert signal_wait(ll, left, bases[ll.rank] + SIGNAL, call)
-        seen.extend(ld_b32(bases[ll.rank] + INBOX + 4 * i) for i in range(NWORDS))
+        seen.extend(ld_b32(bases[ll.rank] + inbox + 4 * i) for i in range(NWORDS))
         signal_op(ll, bases[left] + ACK, call, SIGNAL_SET)
         assert signal_wait(ll, right, bases[ll.rank] + ACK, call)
 

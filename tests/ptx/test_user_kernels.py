@@ -116,10 +116,13 @@ def exchange(scope: str) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("scope", "meet"),
-    [("", r"vote|bar\.sync"), ("_warp", r"vote\.sync\.all"), ("_block", r"bar\.")],
+    ("scope", "meet", "times"),
+    [("", r"vote|bar[r.]", 0), ("_warp", r"bar\.warp\.sync", 6), ("_block", r"bar[r.]", 3)],
 )
-def test_a_signal_is_released_once_and_acquired_by_one_fence(scope: str, meet: str) -> None:
+def test_a_signal_is_released_once_and_acquired_by_one_fence(
+    scope: str, meet: str, times: int
+) -> None:
+    """The threads meet before the copy, before the signal, and behind the wait."""
     buffer = BufferSpec.of(2, "int32", threads=128, slots=1, protocol="ll")
     spec = UserKernelSpec(exchange(scope), buffer, (ADDRESSES, ADDRESSES, "int64"))
     text = compile_ptx(spec, buffer.layout, rank=0, compute_capability=(9, 0))
@@ -130,7 +133,28 @@ def test_a_signal_is_released_once_and_acquired_by_one_fence(scope: str, meet: s
     # One behind the poll, and one for the failure record.
     assert len(re.findall(r"fence\.acq_rel\.sys", text)) == 2
     assert len(re.findall(r"ld\.global\.L1::no_allocate\.v4\.b32", text)) >= 1
-    assert len(re.findall(meet, text)) == (2 if scope else 0)
+    assert len(re.findall(meet, text)) == times
     assert assembly.count("call") == 0
     assert ".local" not in text
     assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
+
+
+def squares(ll: Any, thread: int, nthreads: int, x: Any, y: Any) -> None:
+    for i in range(thread, x.size, nthreads):
+        value = x[i]
+        x[i] = value * value
+        ll.bcast(0, value)
+        y[i] = ll.recv_reduce(0, value, lambda a, b: a + b * b)
+        ll.advance_epoch()
+
+
+@pytest.mark.parametrize("protocol", ["ll", "sentinel"])
+def test_every_rank_rounds_what_is_made_of_the_own_element_alike(protocol: str) -> None:
+    """The square of the own element is at hand, so that it could stay unfused on its rank alone."""
+    buffer = BufferSpec.of(3, "float32", threads=1, slots=1, protocol=protocol)
+    spec = UserKernelSpec(squares, buffer, ("float32[:]", "float32[:]"))
+    fused = []
+    for rank in range(3):
+        text = compile_ptx(spec, buffer.layout, rank=rank, compute_capability=(9, 0))
+        fused.append([len(re.findall(rf"{op}\S*\.f32", text)) for op in ("fma", "mul", "add")])
+    assert fused == [[2, 1, 0]] * 3

@@ -87,6 +87,13 @@ def test_values_are_converted_to_the_buffers_type() -> None:
     convert = njit(lambda value: elements.as_element(value, like))
     for value in (3, 1e-3, np.int8(-4)):
         assert convert(value) == elements.as_element(value, like) == np.float32(value)
+    for name in ("int8", "int16", "int32", "int64", "uint8"):
+        whole = of(2, name).like
+        convert = njit(lambda value, whole=whole: elements.as_element(value, whole))
+        some: list[Any] = [-3.5, 7.9, -1.0, 3, np.int64(-100)]
+        for value in some:
+            if name != "uint8" or value > 0:
+                assert convert(value) == elements.as_element(value, whole) == int(value)
     pair = of(2, ("float32", 2)).like
     convert = njit(lambda value: elements.as_element(value, pair))
     assert tuple(convert((1, 2.5))) == elements.as_element((1, 2.5), pair) == (1.0, 2.5)
@@ -150,6 +157,11 @@ def test_what_is_no_element_is_refused(dtype: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        *(
+            ({"dtype": dtype}, ArgumentTypeError, "which numpy does not know")
+            for dtype in (("f4", -1), ("f4", "x"), {"names": ["a"]}, "f4,,")
+        ),
+        ({"dtype": None}, ArgumentTypeError, "dtype is None; expected one"),
         ({"dtype": "flaot32"}, ArgumentTypeError, "dtype is 'flaot32', which numpy does not know"),
         ({"threads": 0}, ArgumentError, "threads is 0; expected a positive integer"),
         ({"threads": 1.5}, ArgumentError, "threads is 1.5"),
@@ -200,6 +212,19 @@ def test_what_is_launched_is_checked() -> None:
     user_kernels.check_kernel(nothing, mine, [mine])
     for kernel in ("f", np.sum, njit(nothing), None):
         with pytest.raises(ArgumentTypeError, match=r"kernel is \w+; expected a plain Python func"):
+            user_kernels.check_kernel(kernel, mine, [mine])
+
+    def asserts(ll: Any, thread: int, nthreads: int) -> None:
+        assert thread < nthreads
+
+    def raises(ll: Any, thread: int, nthreads: int) -> None:
+        def inner() -> None:
+            raise ValueError
+
+        inner()
+
+    for kernel in (asserts, raises):
+        with pytest.raises(ArgumentError, match=f"kernel {kernel.__name__} has a raise or an asse"):
             user_kernels.check_kernel(kernel, mine, [mine])
     with pytest.raises(ArgumentTypeError, match="buffer is ndarray; expected what ll_buffer"):
         user_kernels.check_kernel(nothing, np.zeros(3), [mine])
@@ -270,17 +295,17 @@ def test_a_failure_records_word_names_a_users_kernel() -> None:
 
     buffer = of(2, "float32", protocol="sentinel")
     spec = UserKernelSpec(add, buffer, ("float32[:]",))
-    assert describe_code(spec.code) == ("add", Protocol.SENTINEL)
+    assert describe_code(spec.code) == ("add", Protocol.SENTINEL, 128)
     assert spec.code == UserKernelSpec(add, buffer, ()).code
     assert (spec.symbol, spec.nranks) == ("user_add", 2)
     other = UserKernelSpec(lambda ll, thread, nthreads: None, of(2, "int8"), ())
     assert other.code != spec.code
-    assert describe_code(other.code) == ("<lambda>", Protocol.LL)
+    assert describe_code(other.code) == ("<lambda>", Protocol.LL, 128)
     assert other.symbol == "user__lambda_"
     plain = KernelSpec(
         Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], shmemar.ReduceOp.SUM, nranks=2
     )
-    assert describe_code(plain.code) == (plain.name, Protocol.LL)
+    assert describe_code(plain.code) == (plain.name, Protocol.LL, 1)
 
 
 def test_numbas_error_of_a_users_kernel_is_the_users() -> None:

@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 WIDE_RANKS, PART_RANKS = 16, 8
-"""From so many ranks on they are received in parts of so many: each takes four registers or
-more."""
+"""From so many ranks on they are received in parts of so many: each takes four registers or more.
+Parts of 16 would take local memory in a one-shot LL kernel of 16 ranks (CUDA 13.0)."""
 
 
 def as_element(value: Any, like: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shmemar.device.arithmetic import arithmetic
+from shmemar.device.elements import WIDE_RANKS, ranks_at_once
 from shmemar.device.memory import ld_b32, st_b32
 from shmemar.device.packet import LAST_EPOCH, next_epoch
 from shmemar.device.packet_buffer import PacketBuffer
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from shmemar.spec import KernelSpec
 
 __all__ = ["Exchange", "KernelThread", "chain", "exchange", "parts"]
-
-WIDE_RANKS, PART_RANKS = 16, 8
-"""From so many ranks on they are received in parts of so many: each takes four registers."""
 
 EPOCH_NBYTES = WORD_NBYTES
 """Each slot has an epoch word of its own."""
@@ -306,7 +304,7 @@ def exchange(spec: KernelSpec, layout: LLLayout) -> Exchange:
 
 def parts(nranks: int) -> list[tuple[int, int]]:
     """Divide the ranks, in order, into parts that registers hold: (first, behind the last)."""
-    size = nranks if nranks < WIDE_RANKS else PART_RANKS
+    size = ranks_at_once(nranks)
     return [(source, min(source + size, nranks)) for source in range(0, nranks, size)]
 
 

@@ -184,11 +184,15 @@ class RandomMachine:
         words = [self.words.get(address + 4 * i, 0) for i in range(nwords)]
         thread = getcurrent()
         for store in self.pending:
-            if store.thread is thread:
+            if self.sees(thread, store):
                 for i, word in enumerate(store.words):
                     if 0 <= store.address + 4 * i - address < 4 * nwords:
                         words[(store.address - address) // 4 + i] = word
         yield from words
+
+    def sees(self, thread: object, store: _Store) -> bool:
+        """Return whether a thread sees a store that is not visible to all yet."""
+        return store.thread is thread
 
     def _oldest_like(self, store: _Store) -> _Store:
         return next(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from greenlet import getcurrent
 
 from shmemar.device import signal
 from shmemar.device.interpreter import current, running
 from shmemar.device.kernels import UserArguments, build
-from shmemar.device.memory import ld_b32
+from shmemar.device.memory import ld_b32, st_b32
 from shmemar.device.signal import (
     SIGNAL_ADD,
     SIGNAL_SET,
@@ -122,3 +123,135 @@ def test_an_addition_without_release_is_caught(monkeypatch: pytest.MonkeyPatch) 
         signal, "red_release_sys_add_u64", lambda address, value: current().add_b64(address, value)
     )
     assert first_failure(ring, 2, range(100)) is not None
+
+
+class MeetingMachine(RandomMachine):
+    """Threads of a rank run at once and meet; a fence covers what others did before they met."""
+
+    nthreads = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._votes: dict[int, list[bool]] = {}
+        self._outcomes: dict[int, list[list[bool]]] = {}
+        self._covered: dict[int, set[int]] = {}
+        self._kept: list[Any] = []
+
+    def meet(self, vote: bool) -> list[bool]:
+        rank = self.rank_of[getcurrent()]
+        outcomes = self._outcomes.setdefault(rank, [])
+        votes = self._votes.setdefault(rank, [])
+        number = len(outcomes)
+        votes.append(vote)
+        if len(votes) == self.nthreads:
+            outcomes.append(votes[:])
+            votes.clear()
+            self._covered[rank] = {id(store) for store in self.pending if store.rank == rank}
+            self._kept += self.pending  # so that no other one gets the same id
+        while len(outcomes) == number:
+            self._switch()
+        return outcomes[number]
+
+    def sees(self, thread: object, store: Any) -> bool:
+        return super().sees(thread, store) or id(store) in self._covered.get(
+            self.rank_of[thread], ()
+        )
+
+    def fence(self) -> None:
+        covered = self._covered.get(self.rank_of[getcurrent()], set())
+        self.drain(lambda store: id(store) in covered)
+        super().fence()
+
+
+@pytest.fixture
+def _threads_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "share_work", lambda: True)
+    monkeypatch.setattr(signal, "BLOCK_THREADS", MeetingMachine.nthreads)
+    monkeypatch.setattr(signal, "all_in_block", lambda value: all(current().meet(value)))  # type: ignore[attr-defined]
+    monkeypatch.setattr(signal, "any_in_block", lambda value: any(current().meet(value)))  # type: ignore[attr-defined]
+
+
+def by_block(ll: Any, thread: int, nthreads: int, bases: Any, seen: list[int]) -> None:
+    """What all threads wrote is put by all of them, and read by all of them; so four times."""
+    right, left = (ll.rank + 1) % ll.size, (ll.rank - 1) % ll.size
+    for call in range(1, NCALLS + 1):
+        # The copy gives the words to other threads than those that write them here.
+        for i in range(thread, NWORDS, nthreads):
+            st_b32(bases[ll.rank] + OUTBOX + 4 * (NWORDS - 1 - i), word(ll.rank, call, i))
+        inbox = INBOX + 4 * (call // 2 % 2)
+        put_signal_block(
+            ll, bases[right] + inbox, bases[ll.rank] + OUTBOX, 4 * NWORDS, bases[right] + SIGNAL,
+            1, SIGNAL_ADD,
+        )  # fmt: skip
+        assert signal_wait_block(ll, left, bases[ll.rank] + SIGNAL, call)
+        for i in range(thread, NWORDS, nthreads):
+            seen[NWORDS * (call - 1) + i] = ld_b32(bases[ll.rank] + inbox + 4 * (NWORDS - 1 - i))
+        signal.signal_op_block(ll, bases[left] + ACK, call, SIGNAL_SET)
+        assert signal_wait_block(ll, right, bases[ll.rank] + ACK, call)
+
+
+def first_failure_of_blocks(nranks: int, seeds: Iterable[int]) -> int | None:
+    spec = UserKernelSpec(by_block, BufferSpec("int32", 1, Protocol.LL, nranks, 3, 1), ())
+    body = build(spec, spec.buffer.layout)
+    bases = tuple((rank + 1) << 40 for rank in range(nranks))
+    expected = [
+        [word((rank - 1) % nranks, call, i) for call in range(1, NCALLS + 1) for i in range(NWORDS)]
+        for rank in range(nranks)
+    ]
+    for seed in seeds:
+        machine = MeetingMachine(seed)
+        seen = [[0] * (NWORDS * NCALLS) for _ in bases]
+
+        def threads_of(rank: int, seen: list[list[int]] = seen) -> list[Callable[[], None]]:
+            base = bases[rank]
+            arguments = UserArguments(
+                bases, base + EPOCHS, base + CONTROL, base + CONTROL + 128, 0, (bases, seen[rank])
+            )
+            return [lambda t=t: body(arguments, rank, t, 3, 3) for t in range(3)]  # type: ignore[misc]
+
+        with running(machine):
+            try:
+                machine.run([iter([threads_of(rank)]) for rank in range(nranks)], limit=60_000)
+            except StuckError:
+                return seed
+        if seen != expected:
+            return seed
+    return None
+
+
+@pytest.mark.usefixtures("_threads_meet")
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_threads_of_a_block_put_and_read_together(nranks: int) -> None:
+    assert first_failure_of_blocks(nranks, range(100)) is None
+
+
+@pytest.mark.usefixtures("_threads_meet")
+def test_a_block_that_signals_before_its_threads_have_met_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def at_once(ll: Any, address: int, value: int, op: int) -> None:
+        if ll.thread == 0:
+            signal_op(ll, address, value, op)
+
+    monkeypatch.setattr(signal, "signal_op_block", at_once)
+    assert first_failure_of_blocks(2, range(100)) is not None
+
+
+@pytest.mark.usefixtures("_threads_meet")
+def test_a_block_that_copies_before_its_threads_have_met_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def only_counted(value: bool) -> bool:
+        # A constant is what the meeting before the copy votes.
+        return True if value is True else all(current().meet(value))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(signal, "all_in_block", only_counted)
+    assert first_failure_of_blocks(2, range(100)) is not None
+
+
+@pytest.mark.usefixtures("_threads_meet")
+def test_a_signal_of_a_block_without_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        signal, "red_release_sys_add_u64", lambda address, value: current().add_b64(address, value)
+    )
+    assert first_failure_of_blocks(2, range(100)) is not None

@@ -81,6 +81,31 @@ def test_a_rank_lost_before_a_kernel_of_the_users_is_named() -> None:
     assert sorted(re.findall(pattern, done.stdout)) == ["0", "1"], done.stdout
 
 
+def test_a_kernel_of_the_users_that_raises_breaks_the_communicator() -> None:
+    """Where it can be heard: its epochs are lost, so nothing may be sent with them again."""
+    code = (
+        "import numpy as np, shmemar\n"
+        "from mpi4py import MPI\n"
+        "def divides(ll, thread, nthreads, x, divisor):\n"
+        "    ll.bcast(0, x[0])\n"
+        "    x[0] = 7 // divisor\n"
+        "    ll.recv_reduce(0, x[0], max)\n"
+        "with shmemar.init(MPI.COMM_WORLD, backend='emulated') as comm:\n"
+        "    buffer, x = comm.ll_buffer('float32', threads=1), np.ones(4, 'f4')\n"
+        "    comm.launch(divides, buffer, x, 2)\n"
+        "    for act in (lambda: comm.launch(divides, buffer, x, 0), comm.check):\n"
+        "        try:\n"
+        "            act()\n"
+        "        except shmemar.DeviceError as error:\n"
+        "            print('CAUGHT', error, flush=True)\n"
+        "    raise SystemExit(3)\n"
+    )
+    done = mpirun(2, "-c", code, timeout_s=100, variables={"SHMEMAR_TIMEOUT_S": "5"})
+    assert done.returncode != 0
+    message = r"CAUGHT rank \d could not launch divides: the kernel raised ZeroDivisionError"
+    assert len(re.findall(message, done.stdout)) >= 2, done.stdout
+
+
 @pytest.mark.parametrize(
     ("place", "message"),
     [("host", "for rank 1 to gather on"), ("mpi", "in MPI's all-reduce of a numpy array")],

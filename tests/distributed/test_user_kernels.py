@@ -224,28 +224,6 @@ def test_every_bit_arrives_but_the_sentinels(
     assert agree(wrong) == [0] * comm.size
 
 
-def divides(ll: Any, thread: int, nthreads: int, x: Any, divisor: int) -> None:
-    ll.bcast(0, x[0])
-    x[0] = 7 // divisor
-    ll.recv_reduce(0, x[0], max)
-
-
-def test_a_kernel_that_raises_breaks_the_communicator(
-    world: MPI.Intracomm, backend: str, arrays: Arrays
-) -> None:
-    """Where it can be heard: its epochs are lost, so nothing may be sent with them again."""
-    if backend != "emulated":
-        pytest.skip("on a GPU a division by zero is none")
-    with shmemar.init(world, backend=backend, scratch_nbytes=1 << 20) as other:
-        buffer = other.ll_buffer("float32", threads=1)
-        x = arrays.make(np.ones(4, "f4"))
-        other.launch(divides, buffer, x, 2, threads=1)
-        with pytest.raises(shmemar.DeviceError, match="the kernel raised ZeroDivisionError"):
-            other.launch(divides, buffer, x, 0)
-        with pytest.raises(shmemar.DeviceError, match="could not launch divides"):
-            other.check()
-
-
 def test_launches_that_differ_between_ranks_are_named(
     world: MPI.Intracomm, backend: str, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ suite=(python3 -m pytest tests/distributed --distributed -q -p no:cacheprovider 
 export SHMEMAR_TIMEOUT_S=20
 [ $# -gt 0 ] || set -- 1 2 4 8
 for ranks in "$@"; do
-  step 0 "$ranks" "[0-9]+ passed" 240 mpirun -n "$ranks" "${suite[@]}" --arrays=cupy \
+  step 0 "$ranks" "[0-9]+ passed" 300 mpirun -n "$ranks" "${suite[@]}" --arrays=cupy \
     --random-calls="${RANDOM_CALLS:-10000}"
 done
 step 0 2 "[0-9]+ passed" 240 mpirun -n 2 "${suite[@]}" --arrays=torch --random-calls=200 \

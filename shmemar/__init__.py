@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shmemar.host.startup import init as init
     from shmemar.host.symmetric import SymmetricArray as SymmetricArray
     from shmemar.host.user_kernels import LLScratch as LLScratch
-    from shmemar.spec import scratch_nbytes as scratch_nbytes
+    from shmemar.user_spec import scratch_nbytes as scratch_nbytes
 
 __all__ = [
     "ArgumentError",
@@ -76,7 +76,7 @@ _HOMES = {
     "LLScratch": "shmemar.host.user_kernels",
     "ReduceOp": "shmemar.dtypes",
     "SymmetricArray": "shmemar.host.symmetric",
-    "scratch_nbytes": "shmemar.spec",
+    "scratch_nbytes": "shmemar.user_spec",
 }
 
 

@@ -41,15 +41,8 @@ from shmemar.host.user_kernels import (
     view_of,
 )
 from shmemar.layout import MAX_LAUNCH_PACKETS, WORD_NBYTES, Grid, grid_for
-from shmemar.spec import (
-    Backend,
-    BufferSpec,
-    Determinism,
-    Kernel,
-    KernelSpec,
-    Protocol,
-    UserKernelSpec,
-)
+from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol
+from shmemar.user_spec import BufferSpec, UserKernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +52,7 @@ if TYPE_CHECKING:
     from shmemar.dtypes import DType
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import CompiledKernel, Runtime
-    from shmemar.spec import AnyKernelSpec
+    from shmemar.user_spec import AnyKernelSpec
 
 __all__ = ["Communicator"]
 

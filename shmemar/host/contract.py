@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from shmemar.host.interop import Operand
     from shmemar.host.symmetric import SymmetricArray
     from shmemar.layout import Grid, LLLayout
-    from shmemar.spec import AnyKernelSpec, Backend
+    from shmemar.spec import Backend
+    from shmemar.user_spec import AnyKernelSpec
 
 __all__ = ["CompiledKernel", "Control", "Memory", "Runtime"]
 
@@ -30,9 +31,6 @@ class Memory(Protocol):
     @property
     def addresses(self) -> tuple[int, ...]:
         """Address in this process of each rank's part, in rank order; private memory has one."""
-
-    def view(self, rank: int) -> Any:
-        """Return one rank's part as bytes of numpy, where the host can reach it."""
 
     def free(self) -> None:
         """Return the memory. Of symmetric memory, every rank calls it in the same order."""
@@ -116,9 +114,15 @@ class Runtime(Protocol):
         """Allocate an array like `x` for use on `stream`, in the library that `x` is of."""
 
     def symmetric_array(
-        self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self, memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> SymmetricArray:
-        """Make an array of symmetric memory, of the kind that users' libraries take here."""
+        """Make an array, of the kind that users' libraries take here.
+
+        Args:
+            memory: What `allocate_symmetric` of the same runtime returned.
+            shape: Extents.
+            dtype: Element type.
+        """
 
     def describe(self) -> dict[str, str]:
         """Say what kernels run on, with versions."""

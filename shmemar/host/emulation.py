@@ -23,7 +23,7 @@ from shmemar.errors import BackendUnavailableError, DeviceError
 from shmemar.host.contract import Control
 from shmemar.host.interop import host_operand, no_stream
 from shmemar.host.shared_memory import SharedMemory
-from shmemar.host.symmetric import SymmetricArray
+from shmemar.host.symmetric import HostSymmetricArray, SymmetricArray
 from shmemar.host.user_kernels import compiled
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shmemar.host.contract import CompiledKernel, Memory
     from shmemar.host.interop import Operand
     from shmemar.layout import Grid, LLLayout
-    from shmemar.spec import AnyKernelSpec
+    from shmemar.user_spec import AnyKernelSpec
 
 __all__ = ["EmulatedRuntime"]
 
@@ -150,10 +150,10 @@ class EmulatedRuntime:
         return np.empty_like(x)
 
     def symmetric_array(
-        self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self, memory: SharedMemory, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> SymmetricArray:
         """Make one that is a numpy array."""
-        return SymmetricArray(memory, shape, dtype, self._bootstrap.rank)
+        return HostSymmetricArray(memory, shape, dtype, self._bootstrap.rank)
 
     def describe(self) -> dict[str, str]:
         """Say that this is no GPU."""

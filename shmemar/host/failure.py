@@ -9,7 +9,8 @@ import numpy as np
 from shmemar.errors import CollectiveTimeoutError
 from shmemar.host.ranks import name_ranks
 from shmemar.layout import FAILURE_DTYPE, NO_SLOT
-from shmemar.spec import Protocol, describe_code
+from shmemar.spec import Protocol
+from shmemar.user_spec import describe_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shmemar.layout import Grid, LLLayout
-    from shmemar.spec import AnyKernelSpec
+    from shmemar.user_spec import AnyKernelSpec
 
 __all__ = [
     "CudaKernel",

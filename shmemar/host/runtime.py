@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shmemar.host.interop import Operand
     from shmemar.host.symmetric import SymmetricArray
     from shmemar.layout import Grid, LLLayout
-    from shmemar.spec import AnyKernelSpec
+    from shmemar.user_spec import AnyKernelSpec
 
 __all__ = ["NvshmemRuntime", "nvshmem_version", "why_no_gpu"]
 
@@ -183,10 +183,6 @@ class _SymmetricMemory:
     addresses: tuple[int, ...]
     free: Callable[[], None]
 
-    def view(self, rank: int) -> Any:
-        """The host can't reach it."""
-        raise NotImplementedError
-
     def abandon(self) -> None:
         """Keep it: peers may store to it."""
 
@@ -202,10 +198,6 @@ class _DeviceMemory:
     @property
     def addresses(self) -> tuple[int, ...]:
         return (int(self.buffer.handle),)
-
-    def view(self, rank: int) -> Any:
-        """The host can't reach it."""
-        raise NotImplementedError
 
     def free(self) -> None:
         """Return it to the device's pool."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shmemar.errors import ArgumentError, ArgumentTypeError, ClosedError
 from shmemar.host.arrays import Arrays
-from shmemar.spec import Backend, as_numpy_dtype
+from shmemar.spec import Backend
+from shmemar.user_spec import as_numpy_dtype
 
 if TYPE_CHECKING:
     from shmemar.host.contract import Memory
+    from shmemar.host.shared_memory import SharedMemory
 
-__all__ = ["SymmetricArray", "check_shape"]
+__all__ = ["DeviceSymmetricArray", "HostSymmetricArray", "SymmetricArray", "check_shape"]
 
 
-class SymmetricArray:
+class SymmetricArray(ABC):
     """An array of the same shape on every rank, which peers' kernels can write to.
 
     Made by `Communicator.symmetric_array`. Passed to `Communicator.launch`, it is a tuple of
@@ -56,13 +59,12 @@ class SymmetricArray:
         return self.memory.addresses
 
     @property
+    @abstractmethod
     def array(self) -> Any:
         """The own rank's array, not a copy: of numpy, or on a GPU of CuPy or torch.
 
         On a GPU it lasts as long as the communicator.
         """
-        flat = self.memory.view(self._rank)[: self.nbytes]
-        return flat.view(self.dtype).reshape(self.shape)
 
     def close(self) -> None:
         """Let go of the memory, which the communicator frees."""
@@ -71,6 +73,24 @@ class SymmetricArray:
     def __repr__(self) -> str:
         """Shape and type."""
         return f"<shmemar.{type(self).__name__} {self.shape} {self.dtype.name}>"
+
+
+class HostSymmetricArray(SymmetricArray):
+    """One in memory that processes share."""
+
+    def __init__(
+        self, memory: SharedMemory, shape: tuple[int, ...], dtype: np.dtype[Any], rank: int
+    ) -> None:
+        """Use `Communicator.symmetric_array`."""
+        super().__init__(memory, shape, dtype, rank)
+        self._shared = memory
+
+    @property
+    def array(self) -> Any:
+        """The own rank's array, which stays when the communicator is closed."""
+        _ = self.memory  # raises when it is
+        part = self._shared.view(self._rank)[: self.nbytes]
+        return part.view(self.dtype).reshape(self.shape)
 
 
 class DeviceSymmetricArray(SymmetricArray):

@@ -12,14 +12,14 @@ import numpy as np
 from shmemar.errors import ArgumentError, ArgumentTypeError
 from shmemar.host.symmetric import SymmetricArray
 from shmemar.layout import BLOCK_THREADS, Grid, packet_count
-from shmemar.spec import ADDRESSES, UserKernelSpec
+from shmemar.user_spec import ADDRESSES, UserKernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shmemar.host.interop import Operand
     from shmemar.host.scratch import Scratch
-    from shmemar.spec import AnyKernelSpec, BufferSpec
+    from shmemar.user_spec import AnyKernelSpec, BufferSpec
 
 __all__ = [
     "LLScratch",

@@ -169,7 +169,8 @@ def set_epochs(comm: shmemar.Communicator, backend: str, epoch: int) -> None:
     comm.host_barrier()
     for scratch in comm._scratches.values():
         if backend == "emulated":
-            scratch.epochs.view(0).view(np.uint32)[...] = epoch
+            epochs: Any = scratch.epochs
+            epochs.view(0).view(np.uint32)[...] = epoch
         else:
             import cupy
 

@@ -20,7 +20,8 @@ from shmemar.device.signal import (
     signal_wait,
     signal_wait_block,
 )
-from shmemar.spec import BufferSpec, Protocol, UserKernelSpec
+from shmemar.spec import Protocol
+from shmemar.user_spec import BufferSpec, UserKernelSpec
 from tests.protocol.random_machine import RandomMachine, StuckError
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from shmemar.device.kernels import UserArguments, build
 from shmemar.device.ll_buffer import LLBuffer
 from shmemar.device.packet import SENTINEL
 from shmemar.device.packet_buffer import PacketBuffer
-from shmemar.spec import BufferSpec, Protocol, UserKernelSpec
+from shmemar.spec import Protocol
+from shmemar.user_spec import BufferSpec, UserKernelSpec
 from tests.protocol.random_machine import RandomMachine, StuckError
 
 if TYPE_CHECKING:

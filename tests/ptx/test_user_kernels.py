@@ -9,7 +9,7 @@ import pytest
 
 from shmemar.device import signal
 from shmemar.host.launch import compile_ptx
-from shmemar.spec import ADDRESSES, BufferSpec, UserKernelSpec
+from shmemar.user_spec import ADDRESSES, BufferSpec, UserKernelSpec
 from tests.ptx.assembler import Assembly, assemble
 
 if TYPE_CHECKING:

@@ -18,14 +18,8 @@ from shmemar.host.interop import Operand
 from shmemar.host.scratch import Scratch
 from shmemar.host.user_kernels import LLScratch
 from shmemar.layout import LLLayout
-from shmemar.spec import (
-    BufferSpec,
-    Kernel,
-    KernelSpec,
-    Protocol,
-    UserKernelSpec,
-    describe_code,
-)
+from shmemar.spec import Kernel, KernelSpec, Protocol
+from shmemar.user_spec import BufferSpec, UserKernelSpec, describe_code
 
 SCALARS = [
     *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),

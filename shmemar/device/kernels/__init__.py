@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shmemar.device.kernels import arguments, broadcast, one_shot, two_shot, user
 from shmemar.device.kernels.arguments import KernelArguments
 from shmemar.device.kernels.user import UserArguments
-from shmemar.spec import Kernel, UserKernelSpec
+from shmemar.spec import Kernel
+from shmemar.user_spec import UserKernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shmemar.layout import LLLayout
-    from shmemar.spec import AnyKernelSpec
+    from shmemar.user_spec import AnyKernelSpec
 
 __all__ = ["BUILDERS", "AnyArguments", "KernelArguments", "UserArguments", "build", "numba_type"]
 

@@ -21,13 +21,13 @@ from shmemar.device.registry import device
 from shmemar.device.watchdog import Watchdog, was_broken
 from shmemar.device.words import i64_from_word, u32, u64, word_array
 from shmemar.layout import WORD_NBYTES
-from shmemar.spec import ADDRESSES
+from shmemar.user_spec import ADDRESSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmemar.layout import LLLayout
-    from shmemar.spec import UserKernelSpec
+    from shmemar.user_spec import UserKernelSpec
 
 __all__ = ["UserArguments", "build", "numba_type"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Machine", "Order", "current", "running"]
+__all__ = ["Group", "Machine", "Order", "current", "running"]
 
 
 class Order(Enum):
@@ -21,6 +21,13 @@ class Order(Enum):
 
     WEAK = "weak"
     RELAXED_SYS = "relaxed.sys"
+
+
+class Group(Enum):
+    """Threads that meet."""
+
+    WARP = "warp"
+    BLOCK = "block"
 
 
 class Machine(Protocol):
@@ -49,6 +56,17 @@ class Machine(Protocol):
 
     def fence(self) -> None:
         """Order everything before against everything after."""
+
+    def shares_work(self) -> bool:
+        """Whether the threads of a block run at once, so that they may meet."""
+
+    def meet(self, group: Group, offered: Any) -> tuple[int, list[Any]]:
+        """Wait for the rest of the thread's group, and order their memory operations around it.
+
+        Returns:
+            The own place in the group, and what each thread offered, by place: None of one that has
+            ended. Where threads do not share work, 0 and what this one offered.
+        """
 
     def relax(self) -> None:
         """A poll found nothing new; others may run."""

@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba import extending, types
 
-from shmemar.device import memory, words
+from shmemar.device import groups, memory, words
 from shmemar.device.float16 import f16_from_f32, f32_from_f16
 from shmemar.device.lowering import U32, U64, instruction, lower_elements, lower_words
 from shmemar.device.registry import Compiler
@@ -173,9 +173,11 @@ def _lower_rest(compiler: Compiler) -> None:
 
     compiler.lower(memory.globaltimer_ns)(lambda: clock_ns)
     compiler.lower(memory.relax)(lambda: give_way)
-    compiler.lower(words.share_work)(lambda: lambda: False)
-    for meet in (words.all_in_warp, words.any_in_warp, words.all_in_block, words.any_in_block):
+    compiler.lower(groups.share_work)(lambda: lambda: False)
+    for meet in (groups.all_in_warp, groups.any_in_warp, groups.all_in_block, groups.any_in_block):
         compiler.lower(meet)(lambda value: lambda value: value)
+    # Never run, but compiled, where a kernel asks `share_work` first.
+    compiler.lower(groups.from_lane_before)(lambda value, distance: lambda value, distance: value)
     # Nothing is fused on the CPU, whatever is known.
     compiler.lower(words.opaque)(lambda word: lambda word: word)
     compiler.lower(words.word_array)(lambda length: lambda length: np.zeros(length, np.uint32))

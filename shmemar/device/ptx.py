@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda import extending
 
-from shmemar.device import memory, words
+from shmemar.device import groups, memory, words
 from shmemar.device.lowering import U32, U64, instruction, lower_elements, lower_words
 from shmemar.device.registry import Compiler
 from shmemar.layout import BLOCK_THREADS
@@ -190,6 +190,7 @@ def _lower_arrays(compiler: Compiler) -> None:
 
 def _lower_groups(compiler: Compiler) -> None:
     every_lane, threads, int32 = 0xFFFFFFFF, BLOCK_THREADS, types.int32
+    before = groups.from_lane_before
 
     # A vote orders no memory, so the lanes meet before and after it.
     def all_in_warp(value: Any) -> Any:
@@ -210,11 +211,25 @@ def _lower_groups(compiler: Compiler) -> None:
     def any_in_block(value: Any) -> Any:
         return cuda.syncthreads_count(int32(value)) > 0
 
-    compiler.lower(words.share_work)(lambda: lambda: True)
-    compiler.lower(words.all_in_warp)(lambda value: all_in_warp)
-    compiler.lower(words.any_in_warp)(lambda value: any_in_warp)
-    compiler.lower(words.all_in_block)(lambda value: all_in_block)
-    compiler.lower(words.any_in_block)(lambda value: any_in_block)
+    def only_item(value: Any, distance: int) -> Any:
+        return (before(value[0], distance),)
+
+    def items(value: Any, distance: int) -> Any:
+        return (before(value[0], distance), *before(value[1:], distance))
+
+    def from_lane_before(value: types.Type, distance: types.Type) -> Callable[..., Any]:
+        if isinstance(value, types.BaseTuple):
+            return only_item if value.count == 1 else items
+        signed = {U32: types.int32, U64: types.int64}.get(value, value)  # what numba shuffles
+        own = value
+        return lambda value, distance: own(cuda.shfl_up_sync(every_lane, signed(value), distance))
+
+    compiler.lower(groups.share_work)(lambda: lambda: True)
+    compiler.lower(groups.all_in_warp)(lambda value: all_in_warp)
+    compiler.lower(groups.any_in_warp)(lambda value: any_in_warp)
+    compiler.lower(groups.all_in_block)(lambda value: all_in_block)
+    compiler.lower(groups.any_in_block)(lambda value: any_in_block)
+    compiler.lower(groups.from_lane_before)(from_lane_before)
 
 
 def _lower_arithmetic(compiler: Compiler) -> None:

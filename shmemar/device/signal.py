@@ -34,6 +34,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shmemar.device.groups import (
+    WARP_THREADS,
+    all_in_block,
+    all_in_warp,
+    any_in_block,
+    any_in_warp,
+    share_work,
+)
 from shmemar.device.ll_buffer import ALIVE, EPOCH
 from shmemar.device.memory import (
     fence_acq_rel_sys,
@@ -51,15 +59,7 @@ from shmemar.device.memory import (
 )
 from shmemar.device.registry import device
 from shmemar.device.watchdog import POLLS_PER_LOOK, report, should_give_up
-from shmemar.device.words import (
-    all_in_block,
-    all_in_warp,
-    any_in_block,
-    any_in_warp,
-    share_work,
-    u32,
-    u64,
-)
+from shmemar.device.words import u32, u64
 from shmemar.layout import BLOCK_THREADS, NO_SLOT, WORD_NBYTES
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ __all__ = [
 SIGNAL_SET, SIGNAL_ADD = 0, 1
 """Signal operations: store a value, or add it."""
 
-WARP = 32
 VECTOR_NBYTES = 16
 
 
@@ -107,7 +106,7 @@ def put(ll: LLBuffer, destination: int, source: int, nbytes: int) -> None:
 def put_warp(ll: LLBuffer, destination: int, source: int, nbytes: int) -> None:
     """Copy as `put`, by the threads of a warp together."""
     all_in_warp(True)  # noqa: FBT003
-    _copy_together(ll, destination, source, nbytes, WARP)
+    _copy_together(ll, destination, source, nbytes, WARP_THREADS)
     all_in_warp(True)  # noqa: FBT003
 
 
@@ -139,7 +138,7 @@ def signal_op(ll: LLBuffer, signal: int, value: int, op: int) -> None:
 @device
 def signal_op_warp(ll: LLBuffer, signal: int, value: int, op: int) -> None:
     """Signal as `signal_op`, once, behind everything that the threads of the warp stored."""
-    if all_in_warp(ll.state[ALIVE] != u32(0)) and ll.thread % u32(WARP) == u32(0):
+    if all_in_warp(ll.state[ALIVE] != u32(0)) and ll.thread % u32(WARP_THREADS) == u32(0):
         signal_op(ll, signal, value, op)
 
 
@@ -165,7 +164,7 @@ def put_signal_warp(
 ) -> None:
     """Copy and signal as `put_signal`, by the threads of a warp together."""
     all_in_warp(True)  # noqa: FBT003
-    _copy_together(ll, destination, source, nbytes, WARP)
+    _copy_together(ll, destination, source, nbytes, WARP_THREADS)
     signal_op_warp(ll, signal, value, op)
 
 
@@ -223,7 +222,7 @@ def signal_wait(ll: LLBuffer, source: int, signal: int, value: int) -> bool:
 def signal_wait_warp(ll: LLBuffer, source: int, signal: int, value: int) -> bool:
     """Wait as `signal_wait`; one thread of the warp polls for all."""
     came = False
-    if not share_work() or ll.thread % u32(WARP) == u32(0):
+    if not share_work() or ll.thread % u32(WARP_THREADS) == u32(0):
         came = signal_wait(ll, source, signal, value)
     came = any_in_warp(came)
     if not came:

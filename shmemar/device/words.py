@@ -13,17 +13,12 @@ import numpy as np
 __all__ = [
     "Packet",
     "Payload",
-    "all_in_block",
-    "all_in_warp",
-    "any_in_block",
-    "any_in_warp",
     "f32_from_word",
     "f64_from_words",
     "i64_from_word",
     "i64_from_words",
     "mul_rn",
     "opaque",
-    "share_work",
     "two_f16_from_word",
     "u32",
     "u64",
@@ -132,35 +127,6 @@ def mul_rn(left: Float, right: Float) -> Float:
     A compiler that is free to fuse may do so on one rank and not on another.
     """
     return left * right
-
-
-def share_work() -> bool:
-    """Return whether the threads of a block run at once, so that they may wait for one another."""
-    return False
-
-
-def all_in_warp(value: bool) -> bool:  # noqa: FBT001 - an operand
-    """Meet the other threads of the warp; return whether `value` is true for all 32 of them.
-
-    What they did before is visible to all of them afterwards. A thread that has ended counts as
-    false. Where threads run one after another, each meets nobody.
-    """
-    return value
-
-
-def any_in_warp(value: bool) -> bool:  # noqa: FBT001 - an operand
-    """Meet the other threads of the warp; return whether `value` is true for one of them."""
-    return value
-
-
-def all_in_block(value: bool) -> bool:  # noqa: FBT001 - an operand
-    """Meet the other threads of the block; return whether `value` is true for every one."""
-    return value
-
-
-def any_in_block(value: bool) -> bool:  # noqa: FBT001 - an operand
-    """Meet the other threads of the block; return whether `value` is true for one of them."""
-    return value
 
 
 def opaque(word: int) -> int:

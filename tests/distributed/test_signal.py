@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import shmemar
+from shmemar.device.groups import all_in_block, all_in_warp
 from shmemar.device.registry import device
 from shmemar.device.signal import (
     SIGNAL_ADD,
@@ -20,7 +21,6 @@ from shmemar.device.signal import (
     signal_wait_block,
     signal_wait_warp,
 )
-from shmemar.device.words import all_in_block, all_in_warp
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from shmemar.device.interpreter import Order, running
+from shmemar.device.groups import WARP_THREADS
+from shmemar.device.interpreter import Group, Order, running
 from shmemar.device.kernels import KernelArguments, build
 from shmemar.device.packet import SENTINEL
 from shmemar.host.exact import exact_input, exact_result
-from shmemar.layout import SENTINEL_BUFFERS
+from shmemar.layout import BLOCK_THREADS, SENTINEL_BUFFERS
 from shmemar.spec import Kernel
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class RandomMachine:
         self._time_ns = 0
         self.nstores = 0
         self.rank_of: dict[object, int] = {}
+        self.index_of: dict[object, int] = {}
         self.scheduler: Any = getcurrent()
 
     def load(self, address: int, nwords: int, order: Order) -> tuple[int, ...]:
@@ -131,6 +133,12 @@ class RandomMachine:
         self.drain(lambda store: store.thread is getcurrent())
         self._switch()
 
+    def shares_work(self) -> bool:
+        return False
+
+    def meet(self, group: Group, offered: Any) -> tuple[int, list[Any]]:
+        return 0, [offered]
+
     def relax(self) -> None:
         self._switch()
 
@@ -162,7 +170,8 @@ class RandomMachine:
             for rank in [rank for rank, threads in live.items() if not threads]:
                 self.drain(lambda store, rank=rank: store.rank == rank)  # type: ignore[misc]
                 live[rank] = [greenlet(body) for body in next(ranks[rank], [])]
-                self.rank_of.update(dict.fromkeys(live[rank], rank))
+                for index, thread in enumerate(live[rank]):
+                    self.rank_of[thread], self.index_of[thread] = rank, index
                 if not live[rank]:
                     del live[rank]
             if not live:
@@ -210,15 +219,70 @@ class RandomMachine:
         self.scheduler.switch()
 
 
+@dataclass
+class MeetingMachine(RandomMachine):
+    """Threads of a rank run at once and meet; a fence covers what others did before they met."""
+
+    threads: dict[Group, int] = field(
+        default_factory=lambda: {Group.WARP: WARP_THREADS, Group.BLOCK: BLOCK_THREADS}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._offers: dict[Any, dict[int, Any]] = {}
+        self._outcomes: dict[Any, list[list[Any]]] = {}
+        self._seen: dict[object, dict[int, _Store]] = {}
+
+    def shares_work(self) -> bool:
+        return True
+
+    def meet(self, group: Group, offered: Any) -> tuple[int, list[Any]]:
+        thread = getcurrent()
+        number, place = divmod(self.index_of[thread], self.threads[group])
+        which = self.rank_of[thread], group, number
+        offers = self._offers.setdefault(which, {})
+        outcomes = self._outcomes.setdefault(which, [])
+        turn = len(outcomes)
+        assert place not in offers, "a thread came twice"
+        offers[place] = thread, offered
+        if len(offers) == self.threads[group]:
+            outcomes.append([offers[place][1] for place in sorted(offers)])
+            members = [member for member, _ in offers.values()]
+            together = {  # with the stores, so that no other one gets the same id
+                id(store): store
+                for store in self.pending
+                if any(self.sees(member, store) for member in members)
+            }
+            for member in members:
+                self._seen.setdefault(member, {}).update(together)
+            offers.clear()
+        while len(outcomes) == turn:
+            self._switch()
+        return place, outcomes[turn]
+
+    def sees(self, thread: object, store: _Store) -> bool:
+        return super().sees(thread, store) or id(store) in self._seen.get(thread, ())
+
+    def fence(self) -> None:
+        thread = getcurrent()
+        self.drain(lambda store: self.sees(thread, store))
+        self._switch()
+
+
 def wrong_calls(
-    calls: list[Call], layout: LLLayout, seed: int, *, first_epoch: int = 0
+    calls: list[Call],
+    layout: LLLayout,
+    seed: int,
+    *,
+    first_epoch: int = 0,
+    kind: type[RandomMachine] = RandomMachine,
 ) -> list[tuple[int, int]]:
     """Run a sequence of calls on all ranks; return (call, rank) of each wrong result.
 
     Raises:
         StuckError: The ranks wait for one another for ever.
     """
-    machine = RandomMachine(seed)
+    machine = kind(seed)
     nranks = layout.nranks
     bases = [(rank + 1) << 40 for rank in range(nranks)]
     epochs, control, arrays = 1 << 32, 2 << 32, 3 << 32

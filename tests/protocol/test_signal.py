@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from greenlet import getcurrent
 
 from shmemar.device import signal
-from shmemar.device.interpreter import current, running
+from shmemar.device.groups import all_in_block
+from shmemar.device.interpreter import Group, current, running
 from shmemar.device.kernels import UserArguments, build
 from shmemar.device.memory import ld_b32, st_b32
 from shmemar.device.signal import (
@@ -22,7 +22,7 @@ from shmemar.device.signal import (
 )
 from shmemar.spec import Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
-from tests.protocol.random_machine import RandomMachine, StuckError
+from tests.protocol.random_machine import MeetingMachine, RandomMachine, StuckError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -126,50 +126,12 @@ def test_an_addition_without_release_is_caught(monkeypatch: pytest.MonkeyPatch) 
     assert first_failure(ring, 2, range(100)) is not None
 
 
-class MeetingMachine(RandomMachine):
-    """Threads of a rank run at once and meet; a fence covers what others did before they met."""
-
-    nthreads = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._votes: dict[int, list[bool]] = {}
-        self._outcomes: dict[int, list[list[bool]]] = {}
-        self._covered: dict[int, set[int]] = {}
-        self._kept: list[Any] = []
-
-    def meet(self, vote: bool) -> list[bool]:
-        rank = self.rank_of[getcurrent()]
-        outcomes = self._outcomes.setdefault(rank, [])
-        votes = self._votes.setdefault(rank, [])
-        number = len(outcomes)
-        votes.append(vote)
-        if len(votes) == self.nthreads:
-            outcomes.append(votes[:])
-            votes.clear()
-            self._covered[rank] = {id(store) for store in self.pending if store.rank == rank}
-            self._kept += self.pending  # so that no other one gets the same id
-        while len(outcomes) == number:
-            self._switch()
-        return outcomes[number]
-
-    def sees(self, thread: object, store: Any) -> bool:
-        return super().sees(thread, store) or id(store) in self._covered.get(
-            self.rank_of[thread], ()
-        )
-
-    def fence(self) -> None:
-        covered = self._covered.get(self.rank_of[getcurrent()], set())
-        self.drain(lambda store: id(store) in covered)
-        super().fence()
+NTHREADS = 3
 
 
 @pytest.fixture
-def _threads_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signal, "share_work", lambda: True)
-    monkeypatch.setattr(signal, "BLOCK_THREADS", MeetingMachine.nthreads)
-    monkeypatch.setattr(signal, "all_in_block", lambda value: all(current().meet(value)))  # type: ignore[attr-defined]
-    monkeypatch.setattr(signal, "any_in_block", lambda value: any(current().meet(value)))  # type: ignore[attr-defined]
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "BLOCK_THREADS", NTHREADS)
 
 
 def by_block(ll: Any, thread: int, nthreads: int, bases: Any, seen: list[int]) -> None:
@@ -200,7 +162,7 @@ def first_failure_of_blocks(nranks: int, seeds: Iterable[int]) -> int | None:
         for rank in range(nranks)
     ]
     for seed in seeds:
-        machine = MeetingMachine(seed)
+        machine = MeetingMachine(seed, threads={Group.BLOCK: NTHREADS})
         seen = [[0] * (NWORDS * NCALLS) for _ in bases]
 
         def threads_of(rank: int, seen: list[list[int]] = seen) -> list[Callable[[], None]]:
@@ -220,13 +182,13 @@ def first_failure_of_blocks(nranks: int, seeds: Iterable[int]) -> int | None:
     return None
 
 
-@pytest.mark.usefixtures("_threads_meet")
+@pytest.mark.usefixtures("_small_blocks")
 @pytest.mark.parametrize("nranks", [2, 3])
 def test_threads_of_a_block_put_and_read_together(nranks: int) -> None:
     assert first_failure_of_blocks(nranks, range(100)) is None
 
 
-@pytest.mark.usefixtures("_threads_meet")
+@pytest.mark.usefixtures("_small_blocks")
 def test_a_block_that_signals_before_its_threads_have_met_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -238,19 +200,19 @@ def test_a_block_that_signals_before_its_threads_have_met_is_caught(
     assert first_failure_of_blocks(2, range(100)) is not None
 
 
-@pytest.mark.usefixtures("_threads_meet")
+@pytest.mark.usefixtures("_small_blocks")
 def test_a_block_that_copies_before_its_threads_have_met_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def only_counted(value: bool) -> bool:
         # A constant is what the meeting before the copy votes.
-        return True if value is True else all(current().meet(value))  # type: ignore[attr-defined]
+        return True if value is True else all_in_block(value)
 
     monkeypatch.setattr(signal, "all_in_block", only_counted)
     assert first_failure_of_blocks(2, range(100)) is not None
 
 
-@pytest.mark.usefixtures("_threads_meet")
+@pytest.mark.usefixtures("_small_blocks")
 def test_a_signal_of_a_block_without_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         signal, "red_release_sys_add_u64", lambda address, value: current().add_b64(address, value)

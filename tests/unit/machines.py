@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shmemar.device.interpreter import Order
+    from shmemar.device.interpreter import Group, Order
 
 
 class RefusingMachine:
@@ -42,6 +42,14 @@ class RefusingMachine:
     def fence(self) -> None:
         """Refuse a fence."""
         raise AssertionError("unexpected fence")
+
+    def shares_work(self) -> bool:
+        """Refuse to tell."""
+        raise AssertionError("unexpected question whether threads run at once")
+
+    def meet(self, group: Group, offered: Any) -> tuple[int, list[Any]]:
+        """Refuse a meeting."""
+        raise AssertionError(f"unexpected meeting of a {group} with {offered}")
 
     def relax(self) -> None:
         """Refuse to relax."""

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from shmemar.device import memory
-from shmemar.device.interpreter import Order, current, running
+from shmemar.device import groups, memory
+from shmemar.device.interpreter import Group, Order, current, running
 
 WEAK, SYS = Order.WEAK, Order.RELAXED_SYS
+WARP, BLOCK = Group.WARP, Group.BLOCK
 
 # Primitive, its arguments, what the machine is asked, and the result if loads give 1, 2, 3, ...
 CALLS = [
@@ -36,6 +37,17 @@ CALLS = [
     ("fence_acq_rel_sys", (), ("fence",), None),
     ("globaltimer_ns", (), ("clock_ns",), 77),
     ("relax", (), ("relax",), None),
+]
+
+# Likewise of threads that meet, where this one is the third and the others offer 7 and 0.
+MEETINGS = [
+    ("share_work", (), ("shares_work",), True),
+    ("all_in_warp", (True,), ("meet", WARP, True), False),
+    ("any_in_warp", (False,), ("meet", WARP, False), True),
+    ("all_in_block", (True,), ("meet", BLOCK, True), False),
+    ("any_in_block", (False,), ("meet", BLOCK, False), True),
+    ("from_lane_before", (5, 2), ("meet", WARP, 5), 7),
+    ("from_lane_before", (5, 3), ("meet", WARP, 5), 5),
 ]
 
 
@@ -72,6 +84,14 @@ class _Recorder:
     def fence(self) -> None:
         self.asked.append(("fence",))
 
+    def shares_work(self) -> bool:
+        self.asked.append(("shares_work",))
+        return True
+
+    def meet(self, group: Group, offered: Any) -> tuple[int, list[Any]]:
+        self.asked.append(("meet", group, offered))
+        return 2, [7, 0, offered]
+
     def relax(self) -> None:
         self.asked.append(("relax",))
 
@@ -82,6 +102,17 @@ class _Recorder:
 
 def test_the_calls_here_cover_every_primitive() -> None:
     assert sorted(call[0] for call in CALLS) == sorted(memory.__all__)
+    assert {*(call[0] for call in MEETINGS), "WARP_THREADS"} == set(groups.__all__)
+
+
+@pytest.mark.parametrize(("name", "arguments", "asked", "result"), MEETINGS)
+def test_a_primitive_of_threads_that_meet_asks_for_their_group(
+    name: str, arguments: tuple[int, ...], asked: tuple[Any, ...], result: Any
+) -> None:
+    machine = _Recorder()
+    with running(machine):
+        assert getattr(groups, name)(*arguments) is result
+    assert machine.asked == [asked]
 
 
 @pytest.mark.parametrize(("name", "arguments", "asked", "result"), CALLS)

@@ -196,9 +196,14 @@ class Grid:
 
 
 def grid_for(
-    ngroups: int, layout: LLLayout, *, packets_per_thread: int = 1, max_blocks: int | None = None
+    ngroups: int,
+    layout: LLLayout,
+    *,
+    packets_per_thread: int = 1,
+    lanes: int = 1,
+    max_blocks: int | None = None,
 ) -> Grid:
-    """Choose the grid of a message: a thread for each group of packets, as far as slots reach.
+    """Choose the grid of a message: threads for each group of packets, as far as slots reach.
 
     A pure function of arguments that are equal on all ranks; what is left over goes in passes.
 
@@ -206,8 +211,9 @@ def grid_for(
         ngroups: Groups of packets that a thread takes at once (`KernelSpec.group_count`).
         layout: Layout of the region.
         packets_per_thread: Slots of a thread.
+        lanes: Threads that share the same group, and its slots.
         max_blocks: Cap on the blocks, such as those that are resident at once; None for no cap.
     """
-    blocks = -(-ngroups // BLOCK_THREADS)
-    limit = layout.nslots // (BLOCK_THREADS * packets_per_thread)
+    blocks = -(-ngroups * lanes // BLOCK_THREADS)
+    limit = layout.nslots * lanes // (BLOCK_THREADS * packets_per_thread)
     return Grid(min(blocks, limit, max_blocks or limit), BLOCK_THREADS)

@@ -17,6 +17,8 @@ from shmemar.layout import (
 
 __all__ = [
     "MAX_RANKS",
+    "PART_RANKS",
+    "WIDE_RANKS",
     "Backend",
     "Determinism",
     "Kernel",
@@ -26,6 +28,10 @@ __all__ = [
 
 MAX_RANKS = 64
 """A failure record has a bit for each rank."""
+
+WIDE_RANKS, PART_RANKS = 16, 8
+"""From so many ranks on they are received in parts of so many: each takes four registers or more.
+Parts of 16 would take local memory in a one-shot LL kernel of 16 ranks (CUDA 13.0)."""
 
 
 class Backend(Enum):
@@ -127,12 +133,22 @@ class KernelSpec:
         return self.dtype.itemsize // WORD_NBYTES if whole else 2
 
     @property
+    def lanes(self) -> int:
+        """Lanes of a warp that take the same packets, each to and from a part of the ranks.
+
+        A power of two; 1 where the kernel has threads that work alone.
+        """
+        if self.kernel is not Kernel.ONE_SHOT or self.nranks < WIDE_RANKS:
+            return 1
+        return 1 << (packet_count(self.nranks, PART_RANKS) - 1).bit_length()
+
+    @property
     def packets_per_thread(self) -> int:
         """Slots of a thread: as many packets as carry the words that are reduced together."""
         return packet_count(self.unit_words * WORD_NBYTES, self.payload_nbytes)
 
     def group_count(self, nbytes: int) -> int:
-        """Threads that a message of `nbytes` keeps busy.
+        """Threads, or groups of `lanes`, that a message of `nbytes` keeps busy.
 
         A thread of a two-shot kernel takes as many packets of each rank's share.
         """

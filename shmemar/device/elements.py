@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmemar.layout import PACKET_NBYTES, WORDS_PER_PACKET
+from shmemar.spec import PART_RANKS, WIDE_RANKS
 
 if TYPE_CHECKING:
     from shmemar.device.words import Packet
 
 __all__ = [
-    "WIDE_RANKS",
     "as_element",
     "element_from_words",
     "packet_array",
@@ -25,10 +25,6 @@ __all__ = [
     "ranks_at_once",
     "words_from_element",
 ]
-
-WIDE_RANKS, PART_RANKS = 16, 8
-"""From so many ranks on they are received in parts of so many: each takes four registers or more.
-Parts of 16 would take local memory in a one-shot LL kernel of 16 ranks (CUDA 13.0)."""
 
 
 def as_element(value: Any, like: Any) -> Any:

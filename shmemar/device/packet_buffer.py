@@ -38,7 +38,14 @@ __all__ = ["PacketBuffer"]
 
 
 @device_methods(
-    "at_epoch", "encode", "send_packet", "bcast_packet", "fence_resets", "recv_packets", "reset"
+    "at_epoch",
+    "encode",
+    "send_packet",
+    "send_packet_to",
+    "bcast_packet",
+    "fence_resets",
+    "recv_packets",
+    "reset",
 )
 class PacketBuffer(NamedTuple):
     """A thread's view of the region, at one epoch. Immutable: ``ll = ll.at_epoch(epoch)``.
@@ -94,7 +101,11 @@ class PacketBuffer(NamedTuple):
 
         Two words with LL packets, four with sentinel ones.
         """
-        address = _packet_address(self, peer, self.rank, slot)
+        self.send_packet_to(self.peers[peer], slot, words, at)
+
+    def send_packet_to(self, region: int, slot: int, words: list[int], at: int) -> None:
+        """Send a packet to the peer whose region is at the address `region`."""
+        address = _packet_address(self, region, self.rank, slot)
         if self.machine_word_nbytes == 0:
             epoch = self.epoch
             st_relaxed_sys_v4_b32(address, words[at], epoch, words[at + 1], epoch)
@@ -117,7 +128,8 @@ class PacketBuffer(NamedTuple):
         """Receive `slot` from the ranks `source` to ``end - 1``, but the own one.
 
         The packets of all of them are loaded before any is judged, so that one round trip to L2
-        serves them all. Each takes four registers: beyond a dozen or so, receive in parts.
+        serves them all. Each takes four registers: beyond a dozen or so, receive in parts. There is
+        nothing to receive from ranks beyond the last one.
 
         Args:
             slot: The slot.
@@ -126,8 +138,8 @@ class PacketBuffer(NamedTuple):
                 the own rank are left alone.
             at: Word of the first packet.
             step: Words between the packets of two ranks.
-            source: The first rank, a constant of the kernel's code.
-            end: The rank behind the last one, likewise.
+            source: The first rank.
+            end: The rank behind the last one. How many they are is a constant of the kernel's code.
 
         Returns:
             True when all have arrived; False when the deadline passed, on this call or before it.
@@ -136,8 +148,9 @@ class PacketBuffer(NamedTuple):
         since_ns = u64(0)
         while True:
             for peer in range(source, end):
-                if peer != self.rank:
-                    packet = ld_relaxed_sys_v4_b32(_packet_address(self, self.rank, peer, slot))
+                if _is_peer(self, peer):
+                    address = _packet_address(self, self.peers[self.rank], peer, slot)
+                    packet = ld_relaxed_sys_v4_b32(address)
                     for word in range(WORDS_PER_PACKET):
                         packets[at + step * (peer - source) + word] = packet[word]
             if _all_arrived(self, packets, at, step, source, end):
@@ -156,8 +169,8 @@ class PacketBuffer(NamedTuple):
         if self.machine_word_nbytes != 0:
             empty = u32(SENTINEL)
             for peer in range(source, end):
-                if peer != self.rank:
-                    address = _packet_address(self, self.rank, peer, slot)
+                if _is_peer(self, peer):
+                    address = _packet_address(self, self.peers[self.rank], peer, slot)
                     st_relaxed_sys_v4_b32(address, empty, empty, empty, empty)
 
 
@@ -171,10 +184,15 @@ def _rank_after(ll: PacketBuffer, distance: int) -> int:
 
 
 @device
-def _packet_address(ll: PacketBuffer, owner: int, source: int, slot: int) -> int:
+def _is_peer(ll: PacketBuffer, rank: int) -> bool:
+    return rank != ll.rank and rank < len(ll.peers)
+
+
+@device
+def _packet_address(ll: PacketBuffer, region: int, source: int, slot: int) -> int:
     nbuffers = 2 if ll.machine_word_nbytes == 0 else 3
     offset = packet_offset(ll.epoch, source, slot, ll.pitch_nbytes, ll.buffer_nbytes, nbuffers)
-    return ll.peers[owner] + u64(offset)
+    return region + u64(offset)
 
 
 @device
@@ -195,7 +213,7 @@ def _all_arrived(
 ) -> bool:
     arrived = True
     for peer in range(source, end):
-        if peer != ll.rank:
+        if _is_peer(ll, peer):
             arrived = arrived & _arrived(ll, packets, at + step * (peer - source))
     return arrived
 
@@ -209,7 +227,7 @@ def _report_missing(
     seen = u32(0)
     for peer in range(end - 1, source - 1, -1):
         here = at + step * (peer - source)
-        if peer != ll.rank and not _arrived(ll, packets, here):
+        if _is_peer(ll, peer) and not _arrived(ll, packets, here):
             missing = missing | (u64(1) << u64(peer))
             first = peer
             if ll.machine_word_nbytes != 0:

@@ -628,6 +628,7 @@ class Communicator:
             spec.group_count(source.nbytes),
             layout_for(spec, self._config),
             packets_per_thread=spec.packets_per_thread,
+            lanes=spec.lanes,
             max_blocks=self._max_blocks(kernel),
         )
 

@@ -62,6 +62,7 @@ def count_wrong_of(spec: KernelSpec, *, beyond: int) -> int:
             spec.group_count(count * dtype.itemsize),
             layout,
             packets_per_thread=spec.packets_per_thread,
+            lanes=spec.lanes,
         )
         for rank, (x, out) in enumerate(arrays):
             arguments = KernelArguments.of_message(

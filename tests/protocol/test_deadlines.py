@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from shmemar.device import watchdog
+from shmemar.device.groups import WARP_THREADS
 from shmemar.device.interpreter import running
-from shmemar.device.kernels import KernelArguments, build
+from shmemar.device.kernels import KernelArguments, build, one_shot_wide
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.failure import failure_from
 from shmemar.layout import FAILURE_DTYPE, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
-from tests.protocol.random_machine import RandomMachine, StuckError
+from tests.protocol.random_machine import MeetingMachine, RandomMachine, StuckError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 LAYOUT = LLLayout(3, nslots=4)
 SPEC = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 3)
 EPOCHS, BROKEN, RECORD, ARRAYS = 1 << 32, 2 << 32, (2 << 32) + 128, 3 << 32
+OUTPUT = ARRAYS + 4096
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +34,16 @@ def _looks_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_without_rank_2(seed: int, nlaunches: int) -> RandomMachine:
-    """Launch on ranks 0 and 1 only."""
-    machine = RandomMachine(seed, tick_ns=40)
-    bases = tuple((rank + 1) << 40 for rank in range(3))
-    body = build(SPEC, LAYOUT)
+    """Launch on ranks 0 and 1 only, 4 threads each."""
+    return run_without_last(RandomMachine(seed, tick_ns=40), SPEC, LAYOUT, 4, nlaunches)
+
+
+def run_without_last(
+    machine: RandomMachine, spec: KernelSpec, layout: LLLayout, nthreads: int, nlaunches: int = 1
+) -> RandomMachine:
+    """Launch on all ranks but the last, of a message of 9 elements."""
+    bases = tuple((rank + 1) << 40 for rank in range(spec.nranks))
+    body = build(spec, layout)
 
     def launches(rank: int) -> Iterator[list[Callable[[], None]]]:
         base = bases[rank]
@@ -43,9 +51,9 @@ def run_without_rank_2(seed: int, nlaunches: int) -> RandomMachine:
 
             def thread(index: int) -> None:
                 arguments = KernelArguments.of_message(
-                    SPEC,
+                    spec,
                     base + ARRAYS,
-                    base + ARRAYS + 4096,
+                    base + OUTPUT,
                     9,
                     peers=bases,
                     epochs=base + EPOCHS,
@@ -53,12 +61,12 @@ def run_without_rank_2(seed: int, nlaunches: int) -> RandomMachine:
                     record=base + RECORD,
                     timeout_ns=1000,
                 )
-                body(arguments, rank, index, 4, 4)
+                body(arguments, rank, index, nthreads, nthreads)
 
-            yield [lambda index=index: thread(index) for index in range(4)]  # type: ignore[misc]
+            yield [lambda index=index: thread(index) for index in range(nthreads)]  # type: ignore[misc]
 
     with running(machine), np.errstate(over="ignore"):
-        machine.run([launches(0), launches(1)])
+        machine.run([launches(rank) for rank in range(spec.nranks - 1)])
         machine.drain(lambda _: True)
     return machine
 
@@ -79,6 +87,29 @@ def test_every_thread_ends_and_the_record_names_the_missing_rank(seed: int) -> N
         # A peer's packets may be late as well, but never is nobody missing, or the own rank.
         assert 2 in failure.missing
         assert rank not in failure.missing
+
+
+def run_lanes_without_rank_16() -> RandomMachine:
+    """A warp of each of 16 ranks; only the lanes of its last part wait for the missing one."""
+    spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 17)
+    machine = MeetingMachine(0, tick_ns=40)
+    return run_without_last(machine, spec, LLLayout(17, nslots=8), WARP_THREADS)
+
+
+def test_lanes_give_up_together() -> None:
+    machine = run_lanes_without_rank_16()
+    for rank in range(16):
+        failure = failure_from(partial(record_of, machine, rank), 1e-6)
+        assert failure is not None
+        assert failure.rank == rank
+        output = ((rank + 1) << 40) + OUTPUT
+        assert not any(output <= address < output + 4096 for address in machine.words)
+
+
+def test_a_lane_that_gives_up_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_shot_wide, "all_in_warp", lambda value: value)
+    with pytest.raises(StuckError):
+        run_lanes_without_rank_16()
 
 
 def stores_of_later_launches(seed: int) -> int:

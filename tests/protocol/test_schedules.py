@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shmemar.device import packet_buffer
-from shmemar.device.kernels import build, exchange
+from shmemar.device.groups import WARP_THREADS
+from shmemar.device.kernels import build, exchange, one_shot_wide
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.words import u32
 from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
 from shmemar.layout import LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 from tests.protocol import random_machine
-from tests.protocol.random_machine import Call, StuckError, wrong_calls
+from tests.protocol.random_machine import (
+    Call,
+    MeetingMachine,
+    RandomMachine,
+    StuckError,
+    wrong_calls,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -180,11 +187,49 @@ def test_broadcasts_and_one_shot_reductions_take_turns_on_the_same_slots() -> No
     assert wrong == [[]] * 60
 
 
-@pytest.mark.parametrize(("kernel", "protocol"), [*KERNELS, (Kernel.BROADCAST, Protocol.LL)])
+@pytest.mark.parametrize(
+    ("kernel", "protocol"),
+    [
+        (Kernel.TWO_SHOT, Protocol.LL),
+        (Kernel.TWO_SHOT, Protocol.SENTINEL),
+        (Kernel.BROADCAST, Protocol.LL),
+    ],
+)
 def test_many_ranks_are_received_in_parts(kernel: Kernel, protocol: Protocol) -> None:
     spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 19)
     calls = [Call(spec, 5, 1, root=17), Call(spec, 2, 2, root=3), Call(spec, 41, 1, root=8)]
     assert wrong_calls(calls, layout_of(protocol, 19), seed=1) == []
+
+
+def wrong_calls_of_lanes(
+    protocol: Protocol,
+    nranks: int,
+    seed: int,
+    *,
+    kind: type[RandomMachine] = MeetingMachine,
+) -> list[tuple[int, int]]:
+    """Three calls of a warp: of few packets, of several passes, and of one."""
+    spec = KernelSpec(Kernel.ONE_SHOT, protocol, DTYPES["float32"], ReduceOp.SUM, nranks)
+    teams = WARP_THREADS // spec.lanes
+    layout = LLLayout(nranks, teams * spec.packets_per_thread, spec.nbuffers)
+    per_pass = teams * spec.packets_per_thread * spec.payload_nbytes // spec.dtype.itemsize
+    counts = 3, 2 * per_pass + per_pass // 2 + 1, 1
+    calls = [Call(spec, count, WARP_THREADS) for count in counts]
+    return wrong_calls(calls, layout, seed, kind=kind)
+
+
+@pytest.mark.parametrize("kind", [RandomMachine, MeetingMachine])
+@pytest.mark.parametrize("nranks", [16, 19])
+@pytest.mark.parametrize("protocol", Protocol)
+def test_lanes_share_the_packets_of_many_ranks(
+    protocol: Protocol, nranks: int, kind: type[RandomMachine]
+) -> None:
+    assert wrong_calls_of_lanes(protocol, nranks, seed=1, kind=kind) == []
+
+
+def test_lanes_that_hand_on_nothing_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_shot_wide, "from_lane_before", lambda value, _: value)
+    assert wrong_calls_of_lanes(Protocol.LL, 16, seed=1) != []
 
 
 def looped_call(kernel: Kernel, protocol: Protocol) -> Call:

@@ -11,15 +11,15 @@ from numba import cuda, types
 from shmemar.device import memory, ptx
 from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
 from shmemar.host.launch import compile_ptx
-from shmemar.layout import DEFAULT_SCRATCH_NBYTES, LLLayout
+from shmemar.layout import DEFAULT_SCRATCH_NBYTES, LLLayout, packet_count
 from shmemar.spec import Kernel, KernelSpec, Protocol
 from tests.ptx.assembler import Assembly, assemble
 
 REGISTERS = {2: 40, 4: 48, 8: 64}
 """Budget by number of ranks. With 64 registers a multiprocessor holds 8 blocks of 128 threads."""
 
-WIDE_REGISTERS = 80
-"""Budget from 16 ranks on, which are received in parts."""
+WIDE_REGISTERS = 88
+"""Budget from 16 ranks on, of which 5 or 8 are received together: 5 blocks a multiprocessor."""
 
 VARIANTS = [(kernel, protocol) for kernel in Kernel if kernel.reduces for protocol in Protocol]
 FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
@@ -38,7 +38,15 @@ def cases(*, every: bool) -> list[tuple[KernelSpec, int]]:
     ]
     found += [
         (KernelSpec(Kernel.ONE_SHOT, Protocol.LL, FLOAT, SUM, nranks), rank)
-        for nranks, rank in ((1, 0), (3, 0), (3, 2), (8, 0), (8, 7), (64, 40))
+        for nranks, rank in ((1, 0), (3, 0), (3, 2), (8, 0), (8, 7), (19, 18), (64, 40))
+    ]
+    found += [
+        (KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES[name], op, nranks), rank)
+        for name, op, nranks, rank in (
+            ("complex128", ReduceOp.PROD, 33, 32),
+            ("uint64", ReduceOp.MAX, 16, 15),
+            ("int8", SUM, 64, 7),
+        )
     ]
     found += [
         (KernelSpec(Kernel.BROADCAST, Protocol.LL, DTYPES[name], SUM, nranks), 1)
@@ -70,13 +78,16 @@ def test_a_kernel_keeps_its_machine_code_contract(case: tuple[KernelSpec, int]) 
     spec, rank = case
     assembly = compiled(spec, rank)
     exchanges = 2 if spec.kernel is Kernel.TWO_SHOT else 1
-    packets = (spec.nranks - 1) * spec.packets_per_thread * exchanges
+    # A lane that shares its packets has a part of the ranks, which may be its own.
+    peers = spec.nranks - 1 if spec.lanes == 1 else packet_count(spec.nranks, spec.lanes)
+    packets = peers * spec.packets_per_thread * exchanges
     resets = packets if spec.protocol is Protocol.SENTINEL else 0
     assert assembly.count("st.relaxed.sys.global.v2.b64") == packets + resets
     # Of one peer the compiler may peel the first poll off the loop.
     polls = {packets, 2 * packets} if spec.nranks == 2 else {packets}
     assert assembly.count("ld.relaxed.sys.global.v2.b64") in polls
     assert assembly.count("call") == 0
+    assert (assembly.count("shfl") > 0) == (spec.lanes > 1)
     assert ".local" not in assembly.ptx
     assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
     budget = REGISTERS.get(spec.nranks, 48) if spec.nranks < 16 else WIDE_REGISTERS

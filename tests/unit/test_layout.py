@@ -119,22 +119,26 @@ def test_every_slot_has_an_epoch_word(layout: LLLayout) -> None:
     st.integers(1, 1 << 21),
     layouts,
     st.sampled_from([1, 2]),
+    st.sampled_from([1, 2, 8]),
     st.none() | st.integers(1, 50),
 )
 def test_a_grid_covers_the_message_as_far_as_slots_and_cap_allow(
-    ngroups: int, layout: LLLayout, packets_per_thread: int, max_blocks: int | None
+    ngroups: int, layout: LLLayout, packets_per_thread: int, lanes: int, max_blocks: int | None
 ) -> None:
-    per_block = BLOCK_THREADS * packets_per_thread
+    per_block = BLOCK_THREADS // lanes * packets_per_thread
     assume(layout.nslots >= per_block)
-    grid = grid_for(ngroups, layout, packets_per_thread=packets_per_thread, max_blocks=max_blocks)
-    slots_used = grid.nthreads * packets_per_thread
+    grid = grid_for(
+        ngroups, layout, packets_per_thread=packets_per_thread, lanes=lanes, max_blocks=max_blocks
+    )
+    teams = grid.nthreads // lanes
+    slots_used = teams * packets_per_thread
     assert grid.block_threads == BLOCK_THREADS
     assert grid.blocks >= 1
     assert slots_used <= layout.nslots
     assert max_blocks is None or grid.blocks <= max_blocks
     is_full = slots_used + per_block > layout.nslots or grid.blocks == max_blocks
-    assert is_full or grid.nthreads >= ngroups
-    assert grid.nthreads - BLOCK_THREADS < ngroups, "a block would have nothing to do"
+    assert is_full or teams >= ngroups
+    assert teams - BLOCK_THREADS // lanes < ngroups, "a block would have nothing to do"
 
 
 @given(st.integers(0, 1 << 40), st.sampled_from([8, 16]))

@@ -6,7 +6,7 @@ import pytest
 
 from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
-from shmemar.spec import MAX_RANKS, Kernel, KernelSpec, Protocol
+from shmemar.spec import MAX_RANKS, PART_RANKS, Kernel, KernelSpec, Protocol
 
 
 def spec(dtype: str = "float32", op: ReduceOp = ReduceOp.SUM, nranks: int = 4) -> KernelSpec:
@@ -66,6 +66,22 @@ def test_packets_of_a_thread_hold_whole_numbers_where_they_are_multiplied(
     needs_two = is_pair and original.protocol is Protocol.LL
     assert original.packets_per_thread == (2 if needs_two else 1)
     assert original.packets_per_thread * original.payload_nbytes % (4 * original.unit_words) == 0
+
+
+@pytest.mark.parametrize(
+    ("nranks", "lanes"),
+    [(1, 1), (8, 1), (15, 1), (16, 2), (17, 4), (32, 4), (33, 8), (63, 8), (64, 8)],
+)
+def test_lanes_share_the_packets_of_many_ranks_and_none_has_more_than_8(
+    nranks: int, lanes: int
+) -> None:
+    specs = {
+        kernel: KernelSpec(kernel, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, nranks)
+        for kernel in Kernel
+    }
+    assert specs[Kernel.ONE_SHOT].lanes == lanes
+    assert specs[Kernel.TWO_SHOT].lanes == specs[Kernel.BROADCAST].lanes == 1
+    assert lanes == 1 or -(-nranks // lanes) <= PART_RANKS
 
 
 @pytest.mark.parametrize("dtype", [name for name, each in DTYPES.items() if each.is_integer])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shmemar.device.arithmetic import arithmetic
-from shmemar.device.elements import WIDE_RANKS, ranks_at_once
+from shmemar.device.elements import ranks_at_once
 from shmemar.device.memory import ld_b32, st_b32
 from shmemar.device.packet import LAST_EPOCH, next_epoch
 from shmemar.device.packet_buffer import PacketBuffer
@@ -14,7 +14,7 @@ from shmemar.device.registry import device
 from shmemar.device.watchdog import Watchdog, was_broken
 from shmemar.device.words import u32, u64, word_array
 from shmemar.layout import WORD_NBYTES, WORDS_PER_PACKET
-from shmemar.spec import Protocol
+from shmemar.spec import WIDE_RANKS, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +67,9 @@ class Exchange(NamedTuple):
         receive: ``receive(packets, me, epoch, source, end)`` receives the thread's slots from a
             part of the ranks, and empties them. False when it gave up, as of all below.
         put: ``put(packets, at, words)`` puts the own data words where those of a peer would be.
+        unpack_all: ``unpack_all(packets, at)`` makes values of a rank's packets.
+        combine_all: ``combine_all(left, right)`` reduces two of them.
+        pack_all: ``pack_all(result, totals)`` makes data words of what all ranks are reduced to.
         reduce: ``reduce(me, epoch, own, result)`` receives from all ranks and reduces to data
             words; `own` are the own ones.
     """
@@ -87,6 +90,9 @@ class Exchange(NamedTuple):
     bcast: Callable[..., Any]
     receive: Callable[..., Any]
     put: Callable[..., Any]
+    unpack_all: Callable[..., Any]
+    combine_all: Callable[..., Any]
+    pack_all: Callable[..., Any]
     reduce: Callable[..., Any]
 
 
@@ -298,6 +304,9 @@ def exchange(spec: KernelSpec, layout: LLLayout) -> Exchange:
         bcast=chain(NRANKS, bcast_part, end_of_bcast),
         receive=receive,
         put=put,
+        unpack_all=unpack_all,
+        combine_all=combine_all,
+        pack_all=pack_all,
         reduce=chain(NRANKS, reduce_part, end_of_reduction),
     )
 

@@ -27,6 +27,8 @@ Cost: N - 1 remote stores of 16 bytes and one round of polls a packet, which car
 and 16 with the sentinel; no barrier. A fence only with the sentinel, in a thread's third pass of a
 launch and beyond, behind the sends.
 
+From 16 ranks on :mod:`shmemar.device.kernels.one_shot_wide` takes its place.
+
 Source: the one-shot all-reduce of NCCL's symmetric LL kernels, and "Every µs Matters: Achieving
 Near Speed-of-Light Latency in GPU Collectives" (2026).
 """
@@ -35,6 +37,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shmemar.device.kernels import one_shot_wide
 from shmemar.device.kernels.exchange import exchange
 from shmemar.device.registry import device
 from shmemar.device.words import u32, word_array
@@ -54,6 +57,8 @@ def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callab
 
     With `looped` it may be run several times in one launch.
     """
+    if spec.lanes > 1:
+        return one_shot_wide.build(spec, layout, looped=looped)
     # Templated arguments.
     this = exchange(spec, layout)
     PACKETS, WORDS = this.packets, this.words

@@ -18,7 +18,7 @@ from shmemar.device.memory import (
     st_relaxed_sys_b32,
 )
 from shmemar.device.registry import device
-from shmemar.device.words import u32, u64
+from shmemar.device.words import opaque, u32, u64
 from shmemar.layout import failure_offset
 
 __all__ = ["POLLS_PER_LOOK", "Watchdog", "is_broken", "report", "should_give_up", "was_broken"]
@@ -110,7 +110,8 @@ def report(
         seen: The word that stood there.
     """
     if exch_relaxed_sys_b32(watchdog.broken, u32(1)) == u32(0):
-        record = watchdog.record
+        # Opaque, so that no part of the address is computed before it is needed.
+        record = watchdog.record + u64(opaque(u32(0)))
         st_relaxed_sys_b32(record + u64(_KERNEL), u32(watchdog.kernel))
         st_relaxed_sys_b32(record + u64(_RANK), u32(watchdog.rank))
         st_relaxed_sys_b32(record + u64(_PEER), u32(peer))

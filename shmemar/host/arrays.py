@@ -61,7 +61,7 @@ class Arrays:
 
     def host(self, array: Any) -> NDArray[Any]:
         """Copy to a numpy array, after the work on it has ended."""
-        if self.library == "cupy":
+        if self.library == "cupy" or hasattr(array, "get"):  # symmetric arrays are CuPy's
             return np.asarray(array.get())
         if self.library == "torch":
             import torch

@@ -90,16 +90,16 @@ def compile_ptx(
                 arguments.peers,
                 arguments.source + buffer * u64(source_stride),
                 arguments.destination + buffer * u64(destination_stride),
-                arguments.npackets,
                 arguments.share,
                 arguments.source_vectors,
                 arguments.destination_vectors,
-                arguments.ncomponents,
-                arguments.root,
                 arguments.epochs,
                 arguments.broken,
-                arguments.record,
                 arguments.timeout_ns,
+                arguments.npackets,
+                arguments.ncomponents,
+                arguments.root,
+                arguments.record,
             )
             body(here, rank, u32(cuda.grid(1)), u32(cuda.gridsize(1)), cuda.blockDim.x)
         elapsed_ns = u64(memory.globaltimer_ns() - start_ns)

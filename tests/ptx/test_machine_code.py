@@ -18,6 +18,9 @@ from tests.ptx.assembler import Assembly, assemble
 REGISTERS = {2: 40, 4: 48, 8: 64}
 """Budget by number of ranks. With 64 registers a multiprocessor holds 8 blocks of 128 threads."""
 
+ONE_SHOT_PASSES = 2
+"""The first pass of a one-shot kernel has code of its own, beside that of the loop."""
+
 WIDE_REGISTERS = 88
 """Budget from 16 ranks on, of which 5 or 8 are received together: 5 blocks a multiprocessor."""
 
@@ -81,11 +84,13 @@ def test_a_kernel_keeps_its_machine_code_contract(case: tuple[KernelSpec, int]) 
     # A lane that shares its packets has a part of the ranks, which may be its own.
     peers = spec.nranks - 1 if spec.lanes == 1 else packet_count(spec.nranks, spec.lanes)
     packets = peers * spec.packets_per_thread * exchanges
+    if spec.kernel is Kernel.ONE_SHOT and spec.lanes == 1:
+        packets *= ONE_SHOT_PASSES
     resets = packets if spec.protocol is Protocol.SENTINEL else 0
     assert assembly.count("st.relaxed.sys.global.v2.b64") == packets + resets
     # Of one peer the compiler may peel the first poll off the loop.
-    polls = {packets, 2 * packets} if spec.nranks == 2 else {packets}
-    assert assembly.count("ld.relaxed.sys.global.v2.b64") in polls
+    most = 2 * packets if spec.nranks == 2 else packets
+    assert packets <= assembly.count("ld.relaxed.sys.global.v2.b64") <= most
     assert assembly.count("call") == 0
     assert (assembly.count("shfl") > 0) == (spec.lanes > 1)
     assert ".local" not in assembly.ptx
@@ -135,9 +140,9 @@ def test_the_same_kernel_is_the_same_text_whatever_was_compiled_before() -> None
 
 def test_every_float16_is_converted_by_one_instruction_and_rounded_once() -> None:
     assembly = compiled(KernelSpec(*VARIANTS[0], DTYPES["float16"], ReduceOp.AVG, 4), 1)
-    assert len(re.findall(r"cvt\.f32\.f16 ", assembly.ptx)) == 4 * 4
-    assert len(re.findall(r"cvt\.rn\.f16\.f32 ", assembly.ptx)) == 4
-    assert len(re.findall(r"add\.f32 ", assembly.ptx)) == 3 * 4
+    assert len(re.findall(r"cvt\.f32\.f16 ", assembly.ptx)) == 4 * 4 * ONE_SHOT_PASSES
+    assert len(re.findall(r"cvt\.rn\.f16\.f32 ", assembly.ptx)) == 4 * ONE_SHOT_PASSES
+    assert len(re.findall(r"add\.f32 ", assembly.ptx)) == 3 * 4 * ONE_SHOT_PASSES
 
 
 def test_the_looped_kernel_keeps_the_contract() -> None:
@@ -145,7 +150,7 @@ def test_the_looped_kernel_keeps_the_contract() -> None:
     layout = LLLayout.fit(4, DEFAULT_SCRATCH_NBYTES)
     text = compile_ptx(spec, layout, rank=1, compute_capability=(9, 0), looped=True)
     assembly = assemble(text)
-    assert assembly.count("st.relaxed.sys.global.v2.b64") == 3
+    assert assembly.count("st.relaxed.sys.global.v2.b64") == 3 * ONE_SHOT_PASSES
     assert assembly.count("call") == 0
     assert ".local" not in text
     assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
@@ -153,10 +158,10 @@ def test_the_looped_kernel_keeps_the_contract() -> None:
 
 def test_no_fence_is_on_the_way_of_a_packet() -> None:
     assembly = compiled(KernelSpec(*VARIANTS[0], FLOAT, SUM, 4), 0)
-    # The one fence orders the failure record, behind the exchange that claims it.
-    text = assembly.ptx
-    assert assembly.count("fence") == 1
-    assert text.index("atom.relaxed.sys.global.exch") < text.index("fence.acq_rel.sys")
+    # The only fence orders the failure record, behind the exchange that claims it.
+    found = re.findall(r"atom\.relaxed\.sys\.global\.exch|fence\.\S+?;", assembly.ptx)
+    expected = ["atom.relaxed.sys.global.exch", "fence.acq_rel.sys;"]
+    assert found == expected * ONE_SHOT_PASSES
     assert assembly.count("bar.sync") == 0
 
 

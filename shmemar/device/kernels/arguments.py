@@ -17,36 +17,39 @@ __all__ = ["KernelArguments", "numba_type"]
 class KernelArguments(NamedTuple):
     """Parameters that change from call to call, or that a rank has for itself. All of 64 bits.
 
+    What every thread reads stands first: a launch finds the cache of constants cold, and the first
+    touch of each 64 bytes of parameters stands in the way of the first store.
+
     Attributes:
         peers: Address of the region on each rank, in rank order.
         source: Address of the input.
         destination: Address of the output.
-        npackets: Packets of the message, less than 2**32 - the threads of the launch.
         share: Packets that are divided among threads: all, or of a two-shot kernel those that one
             rank reduces; whole groups of a thread's packets.
         source_vectors: Packets whose payload one access loads (`layout.vector_packets`).
         destination_vectors: Packets whose payload one access stores.
-        ncomponents: Components of the message: elements, twice that for complex ones.
-        root: The rank whose data a broadcast sends.
         epochs: Address of the rank's epoch words.
         broken: Address of the rank's broken word.
-        record: Address of the rank's failure record.
         timeout_ns: Deadline of a spin in nanoseconds; 0 for none.
+        npackets: Packets of the message, less than 2**32 - the threads of the launch.
+        ncomponents: Components of the message: elements, twice that for complex ones.
+        root: The rank whose data a broadcast sends.
+        record: Address of the rank's failure record.
     """
 
     peers: tuple[int, ...]
     source: int
     destination: int
-    npackets: int
     share: int
     source_vectors: int
     destination_vectors: int
-    ncomponents: int
-    root: int
     epochs: int
     broken: int
-    record: int
     timeout_ns: int
+    npackets: int
+    ncomponents: int
+    root: int
+    record: int
 
     @classmethod
     def of_message(

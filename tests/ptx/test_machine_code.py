@@ -150,7 +150,8 @@ def test_the_looped_kernel_keeps_the_contract() -> None:
     layout = LLLayout.fit(4, DEFAULT_SCRATCH_NBYTES)
     text = compile_ptx(spec, layout, rank=1, compute_capability=(9, 0), looped=True)
     assembly = assemble(text)
-    assert assembly.count("st.relaxed.sys.global.v2.b64") == 3 * ONE_SHOT_PASSES
+    # One loop over all passes, behind whose polls the lanes of a warp meet again.
+    assert assembly.count("st.relaxed.sys.global.v2.b64") == 3
     assert assembly.count("call") == 0
     assert ".local" not in text
     assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)

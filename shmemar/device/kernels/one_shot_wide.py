@@ -26,6 +26,8 @@ Layout and requirements are those of :mod:`shmemar.device.kernels.one_shot`; a s
 Reuse is safe as :mod:`shmemar.device.packet_buffer` argues, for each pair of ranks by itself: one
 lane of a team on rank a, and no other, both sends to rank b and receives from it; likewise on b.
 
+A body that is looped ends with another meeting, so that all lanes load the epoch that one stored.
+
 Cost: at most 8 remote stores of 16 bytes a lane, one round of polls, two meetings of the warp and
 L - 1 rounds of shuffles; fences as in the one-shot kernel.
 """
@@ -174,6 +176,9 @@ def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callab
 
         if begin == 0:
             finish(me, epoch)
+        if LOOPED:
+            # The next run of the body loads the epoch word on all lanes.
+            all_in_warp(True)  # noqa: FBT003
 
     return one_shot_wide
 

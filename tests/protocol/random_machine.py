@@ -17,7 +17,7 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from shmemar.device.groups import WARP_THREADS
-from shmemar.device.interpreter import Group, Order, running
+from shmemar.device.interpreter import Group, Order, Scope, running
 from shmemar.device.kernels import KernelArguments, build
 from shmemar.device.packet import SENTINEL
 from shmemar.host.exact import exact_input, exact_result
@@ -129,14 +129,16 @@ class RandomMachine:
         new = old + value & 0xFFFFFFFFFFFFFFFF
         self.words[address], self.words[address + 4] = new & 0xFFFFFFFF, new >> 32
 
-    def fence(self) -> None:
+    def fence(self, scope: Scope) -> None:
         self.drain(lambda store: store.thread is getcurrent())
         self._switch()
 
     def shares_work(self) -> bool:
         return False
 
-    def meet(self, group: Group, offered: Any) -> tuple[int, list[Any]]:
+    def meet(
+        self, group: Group, offered: Any, *, orders_memory: bool = True
+    ) -> tuple[int, list[Any]]:
         return 0, [offered]
 
     def relax(self) -> None:
@@ -236,7 +238,9 @@ class MeetingMachine(RandomMachine):
     def shares_work(self) -> bool:
         return True
 
-    def meet(self, group: Group, offered: Any) -> tuple[int, list[Any]]:
+    def meet(
+        self, group: Group, offered: Any, *, orders_memory: bool = True
+    ) -> tuple[int, list[Any]]:
         thread = getcurrent()
         number, place = divmod(self.index_of[thread], self.threads[group])
         which = self.rank_of[thread], group, number
@@ -263,7 +267,7 @@ class MeetingMachine(RandomMachine):
     def sees(self, thread: object, store: _Store) -> bool:
         return super().sees(thread, store) or id(store) in self._seen.get(thread, ())
 
-    def fence(self) -> None:
+    def fence(self, scope: Scope) -> None:
         thread = getcurrent()
         self.drain(lambda store: self.sees(thread, store))
         self._switch()

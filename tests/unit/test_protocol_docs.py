@@ -15,7 +15,7 @@ from greenlet import getcurrent
 
 from shmemar.config import Config
 from shmemar.device import packet
-from shmemar.device.interpreter import Order, running
+from shmemar.device.interpreter import Order, Scope, running
 from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.watchdog import Watchdog
@@ -268,10 +268,10 @@ class _Counting(RandomMachine):
             self.sent_nbytes[rank] = self.sent_nbytes.get(rank, 0) + 4 * len(words)
         super().store(address, words, order)
 
-    def fence(self) -> None:
+    def fence(self, scope: Scope) -> None:
         rank = self.rank_of[getcurrent()]
         self.nfences[rank] = self.nfences.get(rank, 0) + 1
-        super().fence()
+        super().fence(scope)
 
 
 NTHREADS = 2

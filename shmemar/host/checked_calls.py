@@ -120,17 +120,13 @@ class CallSequence:
     resident: int | None = None
 
 
-def launches_of(
-    sequence: CallSequence,
-    machine: HostileMachine,
-    *,
-    layout_of: Callable[[KernelSpec], LLLayout] | None = None,
-) -> list[Iterator[Launch]]:
+def launches_of(sequence: CallSequence, machine: HostileMachine) -> list[Iterator[Launch]]:
     """Make the memory of a sequence, and each rank's launches."""
-    return _Calls(sequence, machine, layout_of or default_layout).launches()
+    return _Calls(sequence, machine).launches()
 
 
-def default_layout(spec: KernelSpec) -> LLLayout:
+def layout_of(spec: KernelSpec) -> LLLayout:
+    """The layout of a kernel's region."""
     return LLLayout(spec.nranks, _nslots(spec.nranks), spec.nbuffers)
 
 
@@ -147,15 +143,9 @@ class _Arrays:
 
 
 class _Calls:
-    def __init__(
-        self,
-        sequence: CallSequence,
-        machine: HostileMachine,
-        layout_of: Callable[[KernelSpec], LLLayout],
-    ) -> None:
+    def __init__(self, sequence: CallSequence, machine: HostileMachine) -> None:
         self._sequence = sequence
         self._machine = machine
-        self._layout_of = layout_of
         self._nranks = sequence.calls[0].spec.nranks
         self._regions: dict[Any, list[Area]] = {}
         self._epochs: dict[Any, list[Area]] = {}
@@ -173,11 +163,11 @@ class _Calls:
 
     def _make_scratch(self, spec: KernelSpec) -> None:
         key = scratch_of(spec)
-        layout, ranks, area = self._layout_of(spec), range(self._nranks), self._machine.map.add
+        layout, ranks, area = layout_of(spec), range(self._nranks), self._machine.map.add
         name = f"{key[0].value}/{key[1].value}"
         if region_of(spec) not in self._regions:
             fill = SENTINEL << 32 | SENTINEL if spec.protocol is Protocol.SENTINEL else 0
-            log = PacketLog(name, layout)
+            log = PacketLog(name, layout) if self._machine.follows_packets else None
             self._regions[region_of(spec)] = [
                 area(f"region of {name}", r, layout.nbytes, fill=fill, log=log) for r in ranks
             ]
@@ -230,11 +220,11 @@ class _Calls:
         return arrays
 
     def _spans(self, rank: int, call: Call, arrays: _Arrays) -> list[Span]:
-        layout, epochs = self._layout_of(call.spec), self._epochs[scratch_of(call.spec)]
+        layout, epochs = layout_of(call.spec), self._epochs[scratch_of(call.spec)]
         spans = [
             Span(area, "rw" if area.rank == rank else "w", is_shared=True)
             for area in self._regions[region_of(call.spec)]
-            if area.log is not None and area.log.layout == layout
+            if area.log is None or area.log.layout == layout
         ]
         spans += [Span(epochs[rank], "rw"), Span(arrays.source, "r")]
         # In place it is one array: what comes last counts.
@@ -245,7 +235,7 @@ class _Calls:
 
     def _bodies(self, rank: int, call: Call, arrays: _Arrays) -> list[Callable[[], None]]:
         machine, stride = self._machine, _stride(call)
-        body = body_of(call, self._layout_of(call.spec))
+        body = body_of(call, layout_of(call.spec))
         overlaps = self._sequence.resident is not None
         block_threads = min(call.nthreads, BLOCK_THREADS)
         arguments = [

@@ -151,7 +151,9 @@ class _UserRun:
         spec = program.spec
         ranks, area, layout = range(spec.nranks), machine.map.add, spec.buffer.layout
         fill = SENTINEL << 32 | SENTINEL if spec.buffer.protocol is Protocol.SENTINEL else 0
-        log = PacketLog(spec.buffer.name, layout, spec.buffer.nthreads)
+        log = None
+        if machine.follows_packets:
+            log = PacketLog(spec.buffer.name, layout, spec.buffer.nthreads)
         self._regions = [
             area(f"region of {spec.buffer.name}", r, layout.nbytes, fill=fill, log=log)
             for r in ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -42,14 +42,14 @@ class Program:
         nranks: Ranks.
         prepare: ``prepare(machine, seed)`` makes the memory of a run, and each rank's launches.
         resident: ``resident(seed)`` as of `HostileMachine`.
-        limit: Operations of a run.
+        follows_packets: As of `HostileMachine`.
     """
 
     name: str
     nranks: int
     prepare: Callable[[HostileMachine, int], Launches]
     resident: Callable[[int], int | None] = lambda _: None
-    limit: int = 400_000
+    follows_packets: bool = True
 
 
 def as_schedule_kind(name: str) -> ScheduleKind:
@@ -89,12 +89,10 @@ def run_bounded(
             how many choices there are shows only then.
         behind: The number behind that of the last one; None for all.
     """
-    fixed = Program(
-        program.name,
-        program.nranks,
-        lambda machine, _: program.prepare(machine, 0),
-        lambda _: program.resident(0),
-        program.limit,
+    fixed = replace(
+        program,
+        prepare=lambda machine, _: program.prepare(machine, 0),
+        resident=lambda _: program.resident(0),
     )
 
     def again(schedule: Bounded) -> Callable[[], Schedule]:
@@ -138,9 +136,9 @@ def _once(
     machine = HostileMachine(
         schedule,
         MemoryMap(program.nranks),
-        limit=program.limit,
         resident=program.resident(seed),
         every_point=every_point,
+        follows_packets=program.follows_packets,
         moves=moves,
     )
     try:

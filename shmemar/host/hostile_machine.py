@@ -124,6 +124,7 @@ class HostileMachine:
         tick_ns: Time that passes at each look at the clock. With a clock that runs, all polls are.
         share_work: Whether the threads of a block run at once, as on a GPU.
         warp_threads: Lanes of a warp.
+        follows_packets: False to see only what comes of it: wrong values, and who gets stuck.
         moves: Where to write down all operations; None for nowhere.
     """
 
@@ -135,6 +136,7 @@ class HostileMachine:
     tick_ns: int = 0
     share_work: bool = True
     warp_threads: int = WARP_THREADS
+    follows_packets: bool = True
     moves: Moves | None = None
 
     def __post_init__(self) -> None:

@@ -320,6 +320,8 @@ class WeakMemory:
         for store in who.seen.values():
             if is_sys or self.owner_of(store.queue.location) == who.rank:
                 self.perform_up_to(store)
+            if store.index > who.oldest(store.queue.location):
+                who.view[store.queue.location] = store.index
         views: dict[int, View] = {}
         later = []
         for message in who.unacquired:

@@ -362,7 +362,7 @@ class HostileMachine:
     def _performed(self, location: int, before: Message, store: Store) -> None:
         if self.moves is not None:
             who = store.queue.observer
-            self.moves.add(self._steps, who, "performed", location << 3, (store.value,))
+            self.moves.add(self._steps, who, "has performed", location << 3, (store.value,))
         if before.packet is not None or store.packet is not None:
             packet = store.packet if isinstance(store.packet, Packet) else before.packet
             if isinstance(packet, Packet):
@@ -433,7 +433,7 @@ class HostileMachine:
         else:
             found = ((low >> 32 if address & 4 else low & LOW),)
         if self.moves is not None:
-            self.moves.add(self._steps, who, f"ld.{order.value}", address, found)
+            self.moves.add(self._steps, who, f"loads ({order.value})", address, found)
         return found
 
     def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
@@ -444,7 +444,7 @@ class HostileMachine:
             self._turn()
         self._acts(who)
         if self.moves is not None:
-            self.moves.add(self._steps, who, f"st.{order.value}", address, words)
+            self.moves.add(self._steps, who, f"stores ({order.value})", address, words)
         log, packet = span.area.log, None
         if log is not None:
             packet = log.store(who.rank, span.area.rank, address - span.area.address, words)
@@ -467,7 +467,7 @@ class HostileMachine:
         value = self.memory.read(who, address >> 3)
         found = value >> 8 * (address & 7) & (1 << 8 * nbytes) - 1
         if self.moves is not None:
-            self.moves.add(self._steps, who, f"ld.b{8 * nbytes}", address, (found,))
+            self.moves.add(self._steps, who, f"loads {nbytes} bytes", address, (found,))
         return found
 
     def store_part(self, address: int, nbytes: int, value: int) -> None:
@@ -478,7 +478,7 @@ class HostileMachine:
             self._turn()
         self._acts(who)
         if self.moves is not None:
-            self.moves.add(self._steps, who, f"st.b{8 * nbytes}", address, (value,))
+            self.moves.add(self._steps, who, f"stores {nbytes} bytes", address, (value,))
         shift = 8 * (address & 7)
         mask = (1 << 8 * nbytes) - 1 << shift
         self.memory.store(who, address >> 3, value << shift, mask)
@@ -493,7 +493,7 @@ class HostileMachine:
         location = address >> 3
         before = self.memory.exchange(who, location, word << shift, LOW << shift) >> shift & LOW
         if self.moves is not None:
-            self.moves.add(self._steps, who, "exch", address, (before, word))
+            self.moves.add(self._steps, who, "exchanges", address, (before, word))
         if location in self._parked:
             self._wake(location)
         return before
@@ -513,7 +513,7 @@ class HostileMachine:
         self._turn()
         self._acts(who)
         if self.moves is not None:
-            self.moves.add(self._steps, who, "red.add", address, (value,))
+            self.moves.add(self._steps, who, "adds", address, (value,))
         self.memory.store(who, address >> 3, value, mask, is_addition=True)
 
     def _acts(self, who: Thread) -> None:
@@ -528,7 +528,7 @@ class HostileMachine:
         who.is_busy = True
         who.patience = self._patience
         if self.moves is not None:
-            self.moves.add(self._steps, who, f"fence.{scope.value}", 0, ())
+            self.moves.add(self._steps, who, f"fences ({scope.value})", 0, ())
         self.memory.fence(who, scope)
 
     def shares_work(self) -> bool:

@@ -58,8 +58,8 @@ class Moves:
         """Add one."""
         move = Move(step, thread, what, address, words)
         polls = self._polls.setdefault(thread, {})
-        if not what.startswith("ld"):
-            if what != "performed":
+        if not what.startswith("loads"):
+            if what != "has performed":
                 polls.clear()
         else:
             same = polls.get(address)

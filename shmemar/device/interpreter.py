@@ -21,6 +21,7 @@ class Order(Enum):
 
     WEAK = "weak"
     RELAXED_SYS = "relaxed.sys"
+    RELEASE_SYS = "release.sys"
 
 
 class Scope(Enum):
@@ -58,8 +59,8 @@ class Machine(Protocol):
     def add(self, address: int, value: int) -> None:
         """Add to a word, wrapping, as one relaxed operation of system scope."""
 
-    def add_b64(self, address: int, value: int) -> None:
-        """Add to 8 aligned bytes, wrapping, as one relaxed operation of system scope."""
+    def add_b64(self, address: int, value: int, order: Order) -> None:
+        """Add to 8 aligned bytes, wrapping, as one operation."""
 
     def fence(self, scope: Scope) -> None:
         """Order everything before against everything after, as observers of `scope` see it."""

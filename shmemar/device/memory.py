@@ -121,14 +121,12 @@ def ld_relaxed_sys_b64(address: int) -> int:
 
 def st_release_sys_b64(address: int, value: int) -> None:
     """Store a 64-bit integer, behind everything that the thread has done or seen done."""
-    current().fence(Scope.SYS)
-    current().store(address, (value & 0xFFFFFFFF, value >> 32), Order.RELAXED_SYS)
+    current().store(address, (value & 0xFFFFFFFF, value >> 32), Order.RELEASE_SYS)
 
 
 def red_release_sys_add_u64(address: int, value: int) -> None:
     """Add to a 64-bit integer, which wraps, behind everything that the thread has done or seen."""
-    current().fence(Scope.SYS)
-    current().add_b64(address, value)
+    current().add_b64(address, value, Order.RELEASE_SYS)
 
 
 def exch_relaxed_sys_b32(address: int, word: int) -> int:

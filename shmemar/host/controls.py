@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shmemar.errors import ArgumentError
 from shmemar.host.checked_run import run_seeds
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from shmemar.host.checked_run import Program
     from shmemar.host.verdict import CheckReport
 
-__all__ = ["MOST_RUNS", "Control", "Patch", "control_table", "controls_named", "removed"]
+__all__ = ["MOST_RUNS", "Control", "Patch", "control_table", "removed"]
 
 MOST_RUNS = 400
 """Runs in which what was taken out must be missed."""
@@ -91,26 +90,15 @@ def removed(control: Control) -> Iterator[None]:
         yield
 
 
-def control_table(controls: Iterable[Control]) -> Iterator[tuple[str, bool]]:
+def control_table(
+    controls: Iterable[Control], seeds: range = range(MOST_RUNS)
+) -> Iterator[tuple[str, bool]]:
     """Run controls; yield the lines of a table, and whether what they say is as it should be."""
     yield HEADER, True
     for control in controls:
-        report = control.run()
-        whole = control.run_whole(range(report.runs))
-        row = control.row(report, control.run(follows_packets=False))
+        report = control.run(seeds)
+        whole = control.run_whole(seeds[: report.runs])
+        row = control.row(report, control.run(seeds, follows_packets=False))
         if whole.failure is not None:
             row += f" but with it: {whole.failure}"
         yield row, report.failure is not None and whole.passed
-
-
-def controls_named(names: Iterable[str], controls: Iterable[Control]) -> list[Control]:
-    """Pick controls by name.
-
-    Raises:
-        ArgumentError: There is none of a name.
-    """
-    known = {control.name: control for control in controls}
-    for name in names:
-        if name not in known:
-            raise ArgumentError(f"control is {name!r}; expected one of {', '.join(known)}.")
-    return [known[name] for name in names]

@@ -254,7 +254,7 @@ def _stored_at_gpu_scope(address: int, value: int) -> None:
 
 
 def _added_relaxed(address: int, value: int) -> None:
-    current().add_b64(address, value)
+    current().add_b64(address, value, Order.RELAXED_SYS)
 
 
 def _signal_of_first_lane(ll: Any, address: int, value: int, op: int) -> None:

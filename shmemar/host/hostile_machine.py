@@ -453,6 +453,9 @@ class HostileMachine:
             shift = 32 if address & 4 else 0
             store(who, location, words[0] << shift, LOW << shift, packet=packet)
             return
+        if order is Order.RELEASE_SYS:
+            store(who, location, words[1] << 32 | words[0], releases=True)
+            return
         for at in range(0, len(words), 2):
             store(who, location + at // 2, words[at + 1] << 32 | words[at], packet=packet)
 
@@ -501,20 +504,21 @@ class HostileMachine:
     def add(self, address: int, value: int) -> None:
         """Add to a word, when the addition is performed."""
         shift = 32 if address & 4 else 0
-        self._add(address, 4, value << shift, LOW << shift)
+        self._add(address, 4, value << shift, LOW << shift, Order.RELAXED_SYS)
 
-    def add_b64(self, address: int, value: int) -> None:
+    def add_b64(self, address: int, value: int, order: Order) -> None:
         """Add to 64 bits, likewise."""
-        self._add(address, 8, value, ALL_BITS)
+        self._add(address, 8, value, ALL_BITS, order)
 
-    def _add(self, address: int, nbytes: int, value: int, mask: int) -> None:
+    def _add(self, address: int, nbytes: int, value: int, mask: int, order: Order) -> None:
         who: Thread = self._current
         self._span(who, address, nbytes, stores=True)
         self._turn()
         self._acts(who)
         if self.moves is not None:
-            self.moves.add(self._steps, who, "adds", address, (value,))
-        self.memory.store(who, address >> 3, value, mask, is_addition=True)
+            self.moves.add(self._steps, who, f"adds ({order.value})", address, (value,))
+        releases = order is Order.RELEASE_SYS
+        self.memory.store(who, address >> 3, value, mask, is_addition=True, releases=releases)
 
     def _acts(self, who: Thread) -> None:
         """Something that is not a poll: from here on old messages may be read again."""

@@ -103,6 +103,11 @@ class MemoryMap:
         """The area that an address is in or beside; None of no area."""
         return self._areas.get(address >> AREA_SHIFT)
 
+    def named(self, start: str, rank: int) -> list[Area]:
+        """A rank's areas whose names start so."""
+        areas = self._areas.values()
+        return [area for area in areas if area.rank == rank and area.name.startswith(start)]
+
     def initial(self, location: int) -> int:
         """What a location holds at first."""
         area = self.at(location << LOCATION_SHIFT)

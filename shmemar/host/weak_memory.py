@@ -12,15 +12,15 @@ list of *messages*, its modification order.
   or any newer, which becomes the view. Nothing else raises a view but what follows.
 * ``fence.acq_rel.sys`` performs all stores that the thread made or saw. What it stores afterwards
   carries its view; whoever reads that and then runs a fence of system scope has at least this view.
+  A store or addition of release order does so by itself: what came before is performed before it.
 * ``fence.acq_rel.gpu`` does so for memory of the thread's own GPU, and between threads of it: each
   rank has a GPU of its own here. Stores to peers stay late, and peers get no view.
 * The end of a kernel performs all stores of its threads, and joins their views for the next one.
 
-Not modelled: loads that are performed late, so that a store before them in program order overtakes
-them the other way round, or a store performed before the loads that it depends on (load buffering:
-the kernels rely on it that no processor does this); torn accesses within 8 bytes; races of weak
-accesses beyond this; a view of 4 bytes apart from that of the other 4; order that a release store
-lacks and a fence with a relaxed store has, which stands for it here.
+Not modelled: load buffering, where a store is performed before a load that comes before it in
+program order (the kernels rely on it that no store is performed before the branch that it depends
+on); accesses torn within 8 bytes; what the memory model does not define, such as races of weak
+accesses, beyond this; a view of 4 bytes apart from that of the other 4.
 
 Sources: PTX ISA 8.x, "Memory Consistency Model"; Kang et al., "A Promising Semantics for
 Relaxed-Memory Concurrency" (2017), whose views and messages these are, without promises.
@@ -77,10 +77,23 @@ class Message:
 
 
 class Store:
-    """A store or an addition, which `index` says where it came to stand; -1 while it waits."""
+    """A store or an addition.
+
+    Attributes:
+        queue: Where it waits.
+        value: Its bits.
+        mask: The bits that it is of.
+        is_addition: True of an addition.
+        packet: The packet that it is a half of, or what else a `PacketLog` calls it.
+        of_gpu: Views that it carries to threads of its rank.
+        of_sys: Views that it carries to all.
+        behind: Stores that are performed before it.
+        releases: True where it also carries a view of those.
+        index: Index of its message; -1 while it waits.
+    """
 
     __slots__ = (
-        "after",
+        "behind",
         "index",
         "is_addition",
         "mask",
@@ -88,6 +101,7 @@ class Store:
         "of_sys",
         "packet",
         "queue",
+        "releases",
         "value",
     )
 
@@ -101,7 +115,8 @@ class Store:
         self.packet = packet
         self.of_gpu = queue.observer.of_gpu
         self.of_sys = queue.observer.of_sys
-        self.after: Store | None = None
+        self.behind: list[Store] = []
+        self.releases = False
         self.index = -1
 
 
@@ -247,6 +262,7 @@ class WeakMemory:
         mask: int = ALL_BITS,
         *,
         is_addition: bool = False,
+        releases: bool = False,
         packet: Any = None,
     ) -> None:
         """Let a store, of the bits of `mask`, or an addition to them wait."""
@@ -258,20 +274,28 @@ class WeakMemory:
         if who.seen:
             seen = who.seen.get(location)
             if seen is not None and seen.index < 0 and seen.queue is not queue:
-                store.after = seen
+                store.behind.append(seen)
+        if releases:
+            store.releases = True
+            store.of_gpu = store.of_sys = who.base, dict(who.view)
+            store.behind = [each.stores[-1] for each in who.queues.values() if each.stores]
+            store.behind += who.seen.values()
         queue.stores.append(store)
 
     def perform(self, queue: Queue) -> None:
         """Perform the oldest store of a queue."""
         store = queue.stores[0]
-        if store.after is not None:
-            self.perform_up_to(store.after)
+        for each in store.behind:
+            self.perform_up_to(each)
         location, observer = queue.location, queue.observer
         messages = self.messages.get(location) or self.order_of(location)
         before = messages[-1]
         self.is_performed(location, before, store)
         value, mask = store.value, store.mask
         of_gpu, of_sys = store.of_gpu, store.of_sys
+        if store.releases:
+            done = ({each.queue.location: each.index for each in store.behind},)
+            of_gpu, of_sys = of_gpu + done, of_sys + done
         if store.is_addition:
             value = before.value & ~mask | (before.value & mask) + value & mask
             of_gpu, of_sys = before.of_gpu + of_gpu, before.of_sys + of_sys

@@ -343,3 +343,14 @@ def test_a_load_is_not_performed_behind_a_later_store() -> None:
         return thread
 
     assert (1, 1) not in outcomes([[copies(X, Y)]], [[copies(Y, X)]])
+
+
+def test_a_release_does_not_order_what_comes_after_it() -> None:
+    """Unlike a fence in its place."""
+
+    def writer(*bases: int) -> None:
+        st_relaxed_sys_b32(bases[1] + X, 1)
+        st_release_sys_b64(bases[1] + Z, 1)
+        st_relaxed_sys_b32(bases[1] + Y, 1)
+
+    assert STALE in outcomes([[writer]], [[load_both(SYS)]])

@@ -35,9 +35,9 @@ class RefusingMachine:
         """Refuse an addition."""
         raise AssertionError(f"unexpected addition of {value} at {address:#x}")
 
-    def add_b64(self, address: int, value: int) -> None:
+    def add_b64(self, address: int, value: int, order: Order) -> None:
         """Refuse an addition to 64 bits."""
-        raise AssertionError(f"unexpected addition of {value} to 64 bits at {address:#x}")
+        raise AssertionError(f"unexpected {order} addition of {value} to 64 bits at {address:#x}")
 
     def fence(self, scope: Scope) -> None:
         """Refuse a fence."""

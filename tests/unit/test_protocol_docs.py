@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from greenlet import getcurrent
 
 from shmemar.config import Config
 from shmemar.device import packet
@@ -20,12 +20,15 @@ from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.watchdog import Watchdog
 from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host.checked_calls import Call, CallSequence, launches_of
+from shmemar.host.hostile_machine import HostileMachine
+from shmemar.host.memory_map import MemoryMap, rank_of
+from shmemar.host.schedule import schedule_of
 from shmemar.host.scratch import layout_for
+from shmemar.host.verdict import ProtocolError
 from shmemar.layout import LL_BUFFERS, PACKET_NBYTES, SENTINEL_BUFFERS, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 from tests.launcher import ROOT
-from tests.protocol import random_machine
-from tests.protocol.random_machine import Call, RandomMachine, wrong_calls
 from tests.unit.machines import RefusingMachine
 
 if TYPE_CHECKING:
@@ -253,55 +256,56 @@ def test_scratch_is_that_of_the_layout(kernel: Kernel, protocol: Protocol, nrank
     assert evaluate(formula, N=nranks, D=pass_nbytes) == layout.nbytes
 
 
-@dataclass
-class _Counting(RandomMachine):
+class _Counting(HostileMachine):
     """Counts what ranks send to their peers, and fences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sent_nbytes: dict[int, int] = {}
-        self.nfences: dict[int, int] = {}
+        self.sent_nbytes: Counter[int] = Counter()
+        self.nfences: Counter[int] = Counter()
 
     def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
-        rank = self.rank_of[getcurrent()]
-        if order is Order.RELAXED_SYS and address >> 40 != rank + 1:
-            self.sent_nbytes[rank] = self.sent_nbytes.get(rank, 0) + 4 * len(words)
+        rank = self._current.rank
+        if order is Order.RELAXED_SYS and rank_of(address >> 3) != rank:
+            self.sent_nbytes[rank] += 4 * len(words)
         super().store(address, words, order)
 
     def fence(self, scope: Scope) -> None:
-        rank = self.rank_of[getcurrent()]
-        self.nfences[rank] = self.nfences.get(rank, 0) + 1
+        self.nfences[self._current.rank] += 1
         super().fence(scope)
 
 
+def _run(call: Call) -> _Counting:
+    """Run a call, whose results are checked."""
+    nranks = call.spec.nranks
+    machine = _Counting(schedule_of(1, nranks), MemoryMap(nranks))
+    with running(machine), np.errstate(all="ignore"):
+        machine.run(launches_of(CallSequence((call,)), machine))
+    return machine
+
+
 NTHREADS = 2
-EPOCHS = 1 << 32
 
 
 @pairs
 @pytest.mark.parametrize("nranks", [2, 3, 4])
 @pytest.mark.parametrize("passes", [1, 2, 3, 4])
 def test_a_run_costs_what_the_table_says(
-    kernel: Kernel, protocol: Protocol, nranks: int, passes: int, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, protocol: Protocol, nranks: int, passes: int
 ) -> None:
-    machine = _Counting(seed=1)
-    monkeypatch.setattr(random_machine, "RandomMachine", lambda _: machine)
     spec = spec_of(kernel, protocol, nranks)
-    layout = LLLayout(nranks, NTHREADS, spec.nbuffers)
     shares = nranks if kernel is Kernel.TWO_SHOT else 1
     nbytes = passes * NTHREADS * spec.payload_nbytes * shares
-    call = Call(spec, nbytes // spec.dtype.itemsize, NTHREADS)
-    assert wrong_calls([call], layout, seed=1) == []
+    machine = _run(Call(spec, nbytes // spec.dtype.itemsize, NTHREADS))
 
     row = costs()[kernel, protocol]
     numbers = {"N": nranks, "M": nbytes, "Q": passes}
     for rank in range(nranks):
         assert machine.sent_nbytes[rank] == evaluate(row["sent per rank"], **numbers)
-        nfences = machine.nfences.get(rank, 0)
-        assert nfences == NTHREADS * evaluate(row["fences"], **numbers)
-        for slot in range(NTHREADS):
-            epoch = machine.words[(rank + 1 << 40) + EPOCHS + 4 * slot]
-            assert epoch == passes * int(row["synchronisations"])
+        assert machine.nfences[rank] == NTHREADS * evaluate(row["fences"], **numbers)
+        (epochs,) = machine.map.named("epochs of ", rank)
+        words = np.frombuffer(machine.peek(epochs.address, 4 * NTHREADS), np.uint32)
+        assert words.tolist() == [passes * int(row["synchronisations"])] * NTHREADS
 
 
 # Values
@@ -316,9 +320,13 @@ VALUES = {
 
 @dataclass(frozen=True)
 class _CallOf(Call):
-    """A call whose result is known."""
+    """A call of words whose result is known."""
 
+    given: tuple[int, ...] = ()
     expected: tuple[int, ...] = ()
+
+    def input(self, number: int, rank: int) -> NDArray[Any]:
+        return np.array(self.given, np.uint32)
 
     def result(self, number: int, rank: int) -> NDArray[Any] | None:
         is_root = self.spec.kernel is Kernel.BROADCAST and rank == self.root
@@ -327,19 +335,19 @@ class _CallOf(Call):
 
 @pairs
 @pytest.mark.parametrize("column", VALUES)
-def test_values_arrive_as_the_table_says(
-    kernel: Kernel, protocol: Protocol, column: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_arrive_as_the_table_says(kernel: Kernel, protocol: Protocol, column: str) -> None:
     words, twins = VALUES[column]
     treatment = costs()[kernel, protocol][column]
     assert treatment in {"kept", "twin"}
     expected = [twins.get(word, word) for word in words] if treatment == "twin" else words
-    monkeypatch.setattr(
-        random_machine, "exact_input", lambda *_, **__: np.array(words, np.uint32).view(np.float32)
-    )
     spec = spec_of(kernel, protocol, 2)
-    call = _CallOf(spec, len(words), 1, expected=tuple(expected))
-    assert wrong_calls([call], LLLayout(2, 1, spec.nbuffers), seed=1) == []
+    _run(_CallOf(spec, len(words), 1, given=tuple(words), expected=tuple(expected)))
+
+
+def test_a_value_that_does_not_arrive_is_noticed() -> None:
+    spec = spec_of(Kernel.ONE_SHOT, Protocol.LL, 2)
+    with pytest.raises(ProtocolError, match="expected"):
+        _run(_CallOf(spec, 2, 1, given=(1, 2), expected=(1, 3)))
 
 
 # Results

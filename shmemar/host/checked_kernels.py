@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["CheckedArray", "OwnPart", "Symmetric", "UserProgram"]
 
 ITEM_NBYTES = (1, 2, 4, 8, 16)
+_SIXTEEN_BITS = ("float16", "bfloat16")
+"""Types that kernels see as the bits they are."""
+
 FIRST_EPOCHS = (0, 0, LAST_EPOCH - 1, LAST_EPOCH - 3)
 
 
@@ -128,6 +131,7 @@ class UserProgram:
         spec: The kernel.
         nthreads: Threads of a launch.
         nlaunches: Launches.
+        limit: Operations of a run.
         arguments: ``arguments(rank, launch)`` makes a rank's arguments.
         expected: ``expected(rank, launch)`` says what they hold afterwards, None where any will do.
     """
@@ -135,11 +139,13 @@ class UserProgram:
     spec: UserKernelSpec
     nthreads: int
     nlaunches: int
+    limit: int
     arguments: Callable[[int, int], Sequence[Any]]
     expected: Callable[[int, int], Sequence[Any]]
 
     def prepare(self, machine: HostileMachine, seed: int) -> list[Iterator[Launch]]:
         """Make the memory of a run, and each rank's launches."""
+        machine.limit = self.limit
         epoch = random.Random(seed).choice(FIRST_EPOCHS)  # noqa: S311 - it need not be secret
         return _UserRun(self, machine, epoch).launches()
 
@@ -263,13 +269,11 @@ class _UserRun:
                 )
             return found
         array = argument.of.first if isinstance(argument, OwnPart) else argument
-        dtype = array.dtype if array.dtype.kind in "iufc" else np.dtype(f"u{array.itemsize}")
-        if dtype.name == "float16":
-            dtype = np.dtype(np.uint16)
-        if dtype.itemsize not in ITEM_NBYTES or area.nbytes == 0:
+        dtype = np.dtype(np.uint16) if array.dtype.name in _SIXTEEN_BITS else array.dtype
+        if dtype.kind not in "iufc" or dtype.itemsize not in ITEM_NBYTES or array.size == 0:
             raise ArgumentError(
-                f"argument {place} has {array.size} elements of {dtype}; expected one or more, of "
-                "1, 2, 4, 8 or 16 bytes."
+                f"argument {place} has {array.size} elements of {dtype}; expected one or more "
+                "numbers of 1, 2, 4, 8 or 16 bytes."
             )
         return CheckedArray(f"argument {place}", area.address, dtype, array.size)
 

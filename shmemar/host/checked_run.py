@@ -61,7 +61,7 @@ def as_schedule_kind(name: str) -> ScheduleKind:
     try:
         return ScheduleKind(name)
     except ValueError:
-        names = ", ".join(kind.value for kind in ScheduleKind)
+        names = ", ".join([*(kind.value for kind in ScheduleKind), EXHAUSTIVE])
         raise ArgumentError(f"schedule is {name!r}; expected one of {names}.") from None
 
 
@@ -97,7 +97,7 @@ def run_bounded(
 
     def again(schedule: Bounded) -> Callable[[], Schedule]:
         given = [schedule]
-        return lambda: given.pop() if given else type(schedule)(schedule.choices)
+        return lambda: given.pop() if given else replace(schedule, made=[])
 
     numbered = enumerate(islice(bounded_schedules(deviations), behind))
     for number, schedule in islice(numbered, first):

@@ -137,6 +137,7 @@ def check_kernel(
     slots: int = 1,
     protocol: str | Protocol = "ll",
     launches: int = 2,
+    steps: int = 400_000,
     seeds: Iterable[int] = range(100),
     schedule: str | None = None,
 ) -> CheckReport:
@@ -178,6 +179,7 @@ def check_kernel(
         slots: As of `Communicator.ll_buffer`.
         protocol: Likewise.
         launches: Launches, one after another.
+        steps: Operations of all threads, after which a run is taken for one without end.
         seeds: A run each.
         schedule: A kind of schedule; by default all take turns.
 
@@ -197,12 +199,13 @@ def check_kernel(
                 f"{name} is {type(value).__name__}; expected a function {name}(rank, launch) that "
                 "returns a tuple."
             )
-    if isinstance(launches, bool) or not isinstance(launches, int) or launches < 1:
-        raise ArgumentError(f"launches is {launches!r}; expected a positive integer.")
+    for name, number in (("launches", launches), ("steps", steps)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ArgumentError(f"{name} is {number!r}; expected a positive integer.")
     buffer = BufferSpec.of(nranks, dtype, threads=threads, slots=slots, protocol=protocol)
     load_greenlet()
     user = UserProgram(
-        UserKernelSpec(kernel, buffer, ()), int(threads), launches, arguments, expected
+        UserKernelSpec(kernel, buffer, ()), int(threads), launches, steps, arguments, expected
     )
     program = Program(user.spec.name, nranks, user.prepare)
     return run_seeds(program, seeds, _kind(schedule))

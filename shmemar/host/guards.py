@@ -225,7 +225,7 @@ def _user(
 ) -> Program:
     buffer = BufferSpec.of(2, dtype, threads=nthreads, slots=1, protocol=protocol)
     spec = UserKernelSpec(kernel, buffer, ())
-    run = UserProgram(spec, nthreads, nlaunches, arguments, expected)
+    run = UserProgram(spec, nthreads, nlaunches, 400_000, arguments, expected)
     return Program(kernel.__name__, 2, run.prepare)
 
 

@@ -205,16 +205,22 @@ class Bounded:
     """A run that makes given choices first and then the first of each.
 
     The first choice is: the same thread goes on, no store is performed before it must be, then the
-    oldest, and loads read what is newest.
+    oldest or the newest, and loads read what is newest.
 
     Attributes:
-        choices: The given ones, by the number of the choice.
-        made: How many there were to choose from, choice by choice.
+        newest_first: Which store is performed first when one must be.
+        choices: The given choices, in their order: how far each is from the first one.
+        made: How many ways there were, choice by choice.
     """
 
-    choices: tuple[int, ...]
+    newest_first: bool
+    choices: tuple[int, ...] = ()
     made: list[int] = field(default_factory=list)
-    name = "exhaustive"
+
+    @property
+    def name(self) -> str:
+        """One name for all; the number tells them apart."""
+        return "exhaustive"
 
     def _choose(self, ways: int) -> int:
         if ways == 1:
@@ -234,7 +240,8 @@ class Bounded:
 
     def must_perform(self, nqueues: int) -> int:
         """Choose any."""
-        return self._choose(nqueues)
+        chosen = self._choose(nqueues)
+        return nqueues - 1 - chosen if self.newest_first else chosen
 
     def message(self, oldest: int, newest: int) -> int:
         """Choose any; the newest is the first."""
@@ -251,12 +258,15 @@ def bounded_schedules(deviations: int) -> Iterator[Bounded]:
     The fewer, the sooner. Each schedule must have been run before the next one is asked for. The
     number of runs grows as the number of choices to the power of `deviations`.
     """
-    left: deque[tuple[int, ...]] = deque([()])
+    left = deque([Bounded(newest_first=False), Bounded(newest_first=True)])
     while left:
-        schedule = Bounded(left.popleft())
+        schedule = left.popleft()
         yield schedule
         prefix = schedule.choices
         if sum(choice != 0 for choice in prefix) < deviations:
             for at in range(len(prefix), len(schedule.made)):
                 stem = prefix + (0,) * (at - len(prefix))
-                left.extend((*stem, choice) for choice in range(1, schedule.made[at]))
+                left.extend(
+                    Bounded(schedule.newest_first, (*stem, choice))
+                    for choice in range(1, schedule.made[at])
+                )

@@ -136,7 +136,7 @@ def test_every_schedule_delivers_what_a_signal_covers(nranks: int) -> None:
 def test_the_first_thread_works_for_a_block_whose_threads_run_one_by_one(nranks: int) -> None:
     buffer = BufferSpec.of(nranks, "int32", threads=3, slots=1, protocol=Protocol.LL)
     spec = UserKernelSpec(blocks_of_one, buffer, ())
-    user = UserProgram(spec, 3, 1, arguments, what_the_left_sent(nranks, 1))
+    user = UserProgram(spec, 3, 1, 20_000, arguments, what_the_left_sent(nranks, 1))
 
     def prepare(machine: HostileMachine, seed: int) -> list[Iterator[Launch]]:
         machine.share_work = False

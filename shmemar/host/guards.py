@@ -26,7 +26,7 @@ from shmemar.device.signal import (
 )
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host import checked_calls
-from shmemar.host.checked_calls import Call, CallSequence, draw_sequence, launches_of
+from shmemar.host.checked_calls import PAIRS, Call, CallSequence, draw_sequence, launches_of
 from shmemar.host.checked_kernels import Symmetric, UserProgram
 from shmemar.host.checked_run import Program
 from shmemar.host.controls import Control, Patch
@@ -270,10 +270,8 @@ def _votes_that_count(value: bool) -> bool:  # noqa: FBT001 - an operand
 _RING = _ring(in_a_ring, 1, 6, 3)
 _WARPS = _ring(in_a_ring_of_warps, 32, 32, 1)
 
-_EVERY = [(ONE_SHOT, LL), (ONE_SHOT, SENTINEL_PROTOCOL), (TWO_SHOT, LL)]
-_EVERY += [(TWO_SHOT, SENTINEL_PROTOCOL), (BROADCAST, LL)]
-_WITH_SENTINEL = [pair for pair in _EVERY if pair[1] is SENTINEL_PROTOCOL]
-_WITH_LL = [pair for pair in _EVERY if pair[1] is LL]
+_WITH_SENTINEL = [pair for pair in PAIRS if pair[1] is SENTINEL_PROTOCOL]
+_WITH_LL = [pair for pair in PAIRS if pair[1] is LL]
 
 
 def _of_each(name: str, patch: Patch, pairs: list[tuple[Kernel, Protocol]]) -> tuple[Control, ...]:
@@ -283,7 +281,7 @@ def _of_each(name: str, patch: Patch, pairs: list[tuple[Kernel, Protocol]]) -> t
 CONTROLS: tuple[Control, ...] = (
     *_of_each("the second of two buffers", _in_buffers(1), _WITH_LL),
     *_of_each("the third of three buffers", _in_buffers(2), _WITH_SENTINEL),
-    *_of_each("an epoch word for each slot", _replace(exchange, "EPOCH_NBYTES", 0), _EVERY),
+    *_of_each("an epoch word for each slot", _replace(exchange, "EPOCH_NBYTES", 0), PAIRS),
     *_of_each(
         "the flag of the second half",
         Patch(packet_buffer, "_arrived", _first_half_only),
@@ -305,7 +303,7 @@ CONTROLS: tuple[Control, ...] = (
         _replace(PacketBuffer, "encode", _nothing),
         _WITH_SENTINEL,
     ),
-    *_of_each("the wrap from even to odd", _replace(exchange, "next_epoch", _wrap_to_even), _EVERY),
+    *_of_each("the wrap from even to odd", _replace(exchange, "next_epoch", _wrap_to_even), PAIRS),
     Control(
         "the epoch word in memory, for a launch argument that is replayed",
         (_replace(exchange, "st_b32", _nothing),),
@@ -317,7 +315,7 @@ CONTROLS: tuple[Control, ...] = (
             (_replace(checked_calls, "body_of", _pitch_of_message),),
             _drawn(*pair),
         )
-        for pair in _EVERY
+        for pair in PAIRS
     ),
     Control(
         "a region for each layout",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from shmemar.__main__ import main
 from shmemar.config import Config
 from shmemar.device import packet
 from shmemar.device.interpreter import Order, Scope, running
@@ -21,11 +22,12 @@ from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.watchdog import Watchdog
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.checked_calls import Call, CallSequence, launches_of
+from shmemar.host.guards import CONTROLS
 from shmemar.host.hostile_machine import HostileMachine
 from shmemar.host.memory_map import MemoryMap, rank_of
 from shmemar.host.schedule import schedule_of
 from shmemar.host.scratch import layout_for
-from shmemar.host.verdict import ProtocolError
+from shmemar.host.verdict import ProtocolError, Verdict
 from shmemar.layout import LL_BUFFERS, PACKET_NBYTES, SENTINEL_BUFFERS, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 from tests.launcher import ROOT
@@ -369,3 +371,39 @@ def test_the_numbers_are_those_of_the_kept_results() -> None:
         ]
         assert (kept["dtype"], kept["op"], kept["chained"]) == ("float32", "sum", False)
         assert f"{kept['median_us']:.2f}" == row["us"]
+
+
+# The checker
+
+
+def test_the_table_of_controls_has_a_row_for_each() -> None:
+    rows = table("taken out | kernel")
+    found = [(row["taken out"], row["kernel"]) for row in rows]
+    assert found == [(control.name.strip("`"), control.program.name) for control in CONTROLS]
+    verdicts = {verdict.value for verdict in Verdict}
+    for row in rows:
+        assert {row["found as"], row["by results alone"]} <= verdicts
+
+
+EXAMPLE = TEXT.partition("### Check your own kernel\n")[2].partition("```python\n")[2]
+EXAMPLE = EXAMPLE.partition("```")[0]
+
+
+def test_the_example_of_a_kernel_that_is_checked_runs() -> None:
+    exec(compile(EXAMPLE, "docs/protocols.md", "exec"), {})  # noqa: S102
+
+
+def test_the_example_fails_as_the_page_says() -> None:
+    without = EXAMPLE.replace("        ll.advance_epoch()\n", "")
+    assert without != EXAMPLE
+    (told,) = re.findall(r"Without `ll.advance_epoch\(\)` the report says: `(.*?)`", TEXT)
+    with pytest.raises(AssertionError, match=told):
+        exec(compile(without, "docs/protocols.md", "exec"), {})  # noqa: S102
+
+
+def test_the_commands_of_the_checker_are_known_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = re.findall(r"^python -m shmemar (check.*?) +#", TEXT, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert main([*command.split(), "--seeds", "1", "--jobs", "1"]) == 0
+        assert capsys.readouterr().out.endswith("# nothing found\n")

@@ -52,6 +52,16 @@ POISON = b"\xa5"
 STEPS_PER_THREAD = 40_000
 """Operations of a run, for each thread of a launch, after which it is a livelock: ten times what
 the longest sequences take."""
+SIGNALING = SENTINEL ^ 1 << 22
+"""A NaN that is the sentinel once something was added to it, where NaNs keep what they carry."""
+
+MARKS: dict[tuple[str, ReduceOp], list[tuple[int, ...]]] = {
+    ("float32", ReduceOp.MIN): [(SENTINEL,)],
+    ("float32", ReduceOp.SUM): [(SIGNALING,)],
+    ("float64", ReduceOp.MIN): [(SENTINEL, 1 << 30), (SENTINEL, SENTINEL), (1, SENTINEL)],
+}
+"""Words of elements that look like an empty slot, all or in part, or become so."""
+
 WRAPS = (LAST_EPOCH - 1, LAST_EPOCH - 2, LAST_EPOCH - 4, 2**31 - 3)
 EXACT_RANKS = 8
 """The most ranks whose 16-bit sums and whose products are exact (`exact_input`)."""
@@ -69,8 +79,7 @@ class Call:
         repeats: Times that the body runs in one launch, each with data of its own.
         in_place: True where input and output are one array.
         shift: By how much arrays begin behind an aligned address; it differs by rank.
-        is_marked: True where some elements look like an empty slot, on all ranks: of float32 with
-            ``min``, which keeps their bits.
+        is_marked: True where some elements have the words of `MARKS`, on all ranks.
     """
 
     spec: KernelSpec
@@ -86,20 +95,44 @@ class Call:
         """What `rank` contributes to the run of a body that is numbered so."""
         spec = self.spec
         data = exact_input(spec.dtype, spec.op, self.count, rank=rank, call=number)
-        return _marked(data, number, SENTINEL) if self.is_marked else data
+        return _marked(data, number, self.marks) if self.is_marked else data
 
     def result(self, number: int, rank: int) -> NDArray[Any] | None:
         """What it must leave on `rank`; None for nothing."""
         what = self.spec.dtype, self.spec.op, self.count
         if self.spec.kernel is not Kernel.BROADCAST:
             result = exact_result(*what, nranks=self.spec.nranks, call=number)
-            mark = TWIN if self.spec.protocol is Protocol.SENTINEL else SENTINEL
-            return _marked(result, number, mark) if self.is_marked else result
+            return _marked(result, number, self.marked_results) if self.is_marked else result
         return None if rank == self.root else self.input(number, self.root)
 
+    @property
+    def marks(self) -> list[tuple[int, ...]]:
+        """Words of the elements that are marked, which take turns; none of most types."""
+        return MARKS.get((self.spec.dtype.name, self.spec.op), [])
 
-def _marked(data: NDArray[Any], number: int, word: int) -> NDArray[Any]:
-    data.view(np.uint32)[number % 3 :: 3] = word
+    @property
+    def marked_results(self) -> list[tuple[int, ...]]:
+        """What becomes of them."""
+        spec = self.spec
+        if spec.op is ReduceOp.SUM:
+            number = np.uint32(self.marks[0][0]).view(np.float32)
+            total = number
+            with np.errstate(invalid="ignore"):
+                for _ in range(1, spec.nranks):
+                    total = total + number
+            # What comes out as the sentinel is sent only by the kernel with two exchanges.
+            word = int(total.view(np.uint32))
+            is_sent = spec.kernel is Kernel.TWO_SHOT and spec.protocol is Protocol.SENTINEL
+            return [(TWIN if is_sent and word == SENTINEL else word,)]
+        if spec.protocol is Protocol.LL:
+            return self.marks
+        return [(TWIN, *words[1:]) if set(words) == {SENTINEL} else words for words in self.marks]
+
+
+def _marked(data: NDArray[Any], number: int, marks: list[tuple[int, ...]]) -> NDArray[Any]:
+    words = data.view(np.uint32).reshape(data.size, -1)
+    for turn, at in enumerate(range(number % 3, data.size, 3)):
+        words[at] = marks[turn % len(marks)]
     return data
 
 
@@ -328,7 +361,7 @@ def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) ->
     """Draw a sequence, most of whose calls are of one kernel and protocol."""
     draw = random.Random(f"{kernel.value} {protocol.value} {nranks} {seed}")  # noqa: S311
     calls: list[Call] = []
-    for _ in range(draw.randint(3, 5)):
+    for _ in range(draw.randint(3, 5) if nranks < WIDE_RANKS else 2):
         others = [pair for pair in PAIRS if pair != (kernel, protocol)]
         pair = draw.choice(others) if calls and draw.random() < 0.2 else (kernel, protocol)
         calls.append(_draw_call(*pair, nranks, draw))
@@ -370,14 +403,17 @@ def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Ran
         repeats=repeats,
         in_place=kernel.reduces and draw.random() < 0.25,
         shift=draw.randrange(3),
-        is_marked=spec.dtype.name == "float32" and spec.op is ReduceOp.MIN and draw.random() < 0.5,
+        is_marked=(spec.dtype.name, spec.op) in MARKS and kernel.reduces and draw.random() < 0.5,
     )
 
 
 def _draw_spec(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random) -> KernelSpec:
     fitting = [each for each in DTYPES.values() if _fits(each, protocol, nranks)]
-    dtype = DTYPES["float32"] if draw.random() < 0.4 else draw.choice(fitting)
+    dtype = DTYPES["float32"] if draw.random() < 0.3 else draw.choice(fitting)
     ops = [op for op in supported_ops(dtype) if nranks <= EXACT_RANKS or op is not ReduceOp.PROD]
+    if dtype.name == "complex128" and ReduceOp.PROD in ops and draw.random() < 0.5:
+        # With LL packets the one that takes two for each thread.
+        return KernelSpec(kernel, protocol, dtype, ReduceOp.PROD, nranks)
     return KernelSpec(kernel, protocol, dtype, draw.choice(ops), nranks)
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-
 from shmemar.device.interpreter import running
 from shmemar.errors import ArgumentError
 from shmemar.host.hostile_machine import HostileMachine
@@ -142,7 +140,7 @@ def _once(
         moves=moves,
     )
     try:
-        with running(machine), np.errstate(all="ignore"):
+        with running(machine):
             machine.run(program.prepare(machine, seed))
     except ProtocolError as error:
         return machine, error

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shmemar.device.groups import WARP_THREADS
 from shmemar.device.interpreter import Group, Order, Scope
 from shmemar.errors import BackendUnavailableError
@@ -238,7 +240,9 @@ class HostileMachine:
         def run(starter: Any) -> None:
             starter.switch()
             try:
-                body()
+                # Its own, as the state of a greenlet is.
+                with np.errstate(all="ignore"):
+                    body()
             except ProtocolError:
                 raise
             except Exception as error:

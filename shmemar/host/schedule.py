@@ -77,6 +77,8 @@ class _Drawn:
         self._stay = generator.choice([0.0, 0.5, 0.9])
         self._promptness = generator.choice([0.05, 0.3, 0.7])
         self._staleness = generator.choice([0.0, 0.1, 0.4])
+        self._newest_first = generator.choice([0.0, 0.5, 0.9])
+        self._lapses = generator.choice([0.01, 0.05, 0.2])
         self._rank = int(draw() * nranks)
 
     def next_thread(self, threads: Sequence[Any], current: Any) -> Any:
@@ -86,10 +88,11 @@ class _Drawn:
         return threads[int(draw() * len(threads))]
 
     def may_perform(self, nqueues: int) -> int:
-        return int(self._draw() * nqueues) if self._draw() < self._promptness else -1
+        return self.must_perform(nqueues) if self._draw() < self._promptness else -1
 
     def must_perform(self, nqueues: int) -> int:
-        return int(self._draw() * nqueues)
+        draw = self._draw
+        return nqueues - 1 if draw() < self._newest_first else int(draw() * nqueues)
 
     def message(self, oldest: int, newest: int) -> int:
         draw = self._draw
@@ -119,18 +122,15 @@ class _FastRank(_Drawn):
 
 
 class _NewestFirst(_Drawn):
-    def may_perform(self, nqueues: int) -> int:
-        return self.must_perform(nqueues) if self._draw() < self._promptness else -1
-
     def must_perform(self, nqueues: int) -> int:
-        return nqueues - 1 if self._draw() < 0.9 else int(self._draw() * nqueues)
+        return nqueues - 1 if self._draw() < 0.97 else int(self._draw() * nqueues)
 
 
 class _Delaying(_Drawn):
     """Stores wait until nobody can go on without them; some, until the end of the kernel."""
 
     def may_perform(self, nqueues: int) -> int:
-        return int(self._draw() * nqueues) if self._draw() < 0.002 else -1
+        return self.must_perform(nqueues) if self._draw() < 0.002 else -1
 
 
 def _number(thread: Any) -> int:
@@ -171,7 +171,7 @@ class _Priorities(_Drawn):
 
     def next_thread(self, threads: Sequence[Any], current: Any) -> Any:
         priority = self._priority
-        if current is not None and self._draw() < 0.01:
+        if current is not None and self._draw() < self._lapses:
             self._lowest -= 1.0
             priority[current] = self._lowest
         for thread in threads:

@@ -123,7 +123,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _controls() -> int:
     from shmemar.host.controls import control_table
     from shmemar.host.guards import CONTROLS
-    from shmemar.host.hostile_machine import load_greenlet
+    from shmemar.host.threads import load_greenlet
 
     load_greenlet()
     is_right = True

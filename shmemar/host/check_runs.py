@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shmemar.errors import ArgumentError
 from shmemar.host.checked_run import EXHAUSTIVE, as_schedule_kind
 from shmemar.host.checker import PAIRS, check
-from shmemar.host.hostile_machine import load_greenlet
+from shmemar.host.threads import load_greenlet
 from shmemar.host.verdict import CheckReport
 from shmemar.spec import MAX_RANKS, Kernel, Protocol
 

@@ -1,170 +1,47 @@
-"""Sequences of collective calls as the checker runs them: drawn from a seed, every result checked.
+"""Sequences of collective calls as the checker runs them, every result checked.
 
-Each kernel and protocol has a region and epoch words, `broadcast` those of `one_shot`. A sequence
-mixes counts, types, operators, grids, roots, alignments, loops of a body in one launch, and calls
-of other kernels. It may begin with epochs just before their wrap, and is replayed, as a CUDA graph
-would be, with the same arguments and other data.
+Each kernel and protocol has a region and epoch words, `broadcast` those of `one_shot`.
 """
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shmemar.device import kernels
-from shmemar.device.elements import WIDE_RANKS
-from shmemar.device.groups import WARP_THREADS
-from shmemar.device.kernels import BUILDERS, KernelArguments
-from shmemar.device.packet import LAST_EPOCH, SENTINEL, TWIN
-from shmemar.dtypes import DTYPES, DType, ReduceOp, supported_ops
-from shmemar.errors import ArgumentError
-from shmemar.host.exact import exact_input, exact_result, numpy_dtype
-from shmemar.host.hostile_machine import HostileMachine, Launch
+from shmemar.device.kernels import KernelArguments
+from shmemar.device.packet import SENTINEL
+from shmemar.host.calls import layout_of
 from shmemar.host.memory_map import Area, Span
 from shmemar.host.packet_log import PacketLog
+from shmemar.host.threads import Launch
 from shmemar.host.verdict import ProtocolError, Verdict
-from shmemar.layout import BLOCK_THREADS, FAILURE_DTYPE, PACKET_NBYTES, LLLayout
-from shmemar.spec import Kernel, KernelSpec, Protocol
+from shmemar.layout import BLOCK_THREADS, FAILURE_DTYPE, PACKET_NBYTES
+from shmemar.spec import Kernel, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-__all__ = ["PAIRS", "Call", "CallSequence", "draw_sequence", "launches_of", "tiny_sequence"]
+    from shmemar.host.calls import Call, CallSequence
+    from shmemar.host.hostile_machine import HostileMachine
+    from shmemar.layout import LLLayout
+    from shmemar.spec import KernelSpec
 
-PAIRS: list[tuple[Kernel, Protocol]] = [
-    (kernel, protocol)
-    for kernel in BUILDERS
-    for protocol in Protocol
-    if kernel.reduces or protocol is Protocol.LL
-]
-"""Every kernel with each of its protocols."""
-
-FEW_SLOTS = 4
-"""Slots of a region, and so the most threads of a launch: enough for them to be mixed up. From
-`WIDE_RANKS` on, where lanes may work together, there are two warps."""
+__all__ = ["before_body", "body_of", "launches_of", "region_of", "scratch_of"]
 
 POISON = b"\xa5"
 STEPS_PER_THREAD = 40_000
 """Operations of a run, for each thread of a launch, after which it is a livelock: ten times what
 the longest sequences take."""
-SIGNALING = SENTINEL ^ 1 << 22
-"""A NaN that is the sentinel once something was added to it, where NaNs keep what they carry."""
-
-MARKS: dict[tuple[str, ReduceOp], list[tuple[int, ...]]] = {
-    ("float32", ReduceOp.MIN): [(SENTINEL,)],
-    ("float32", ReduceOp.SUM): [(SIGNALING,)],
-    ("float64", ReduceOp.MIN): [(SENTINEL, 1 << 30), (SENTINEL, SENTINEL), (1, SENTINEL)],
-}
-"""Words of elements that look like an empty slot, all or in part, or become so."""
-
-WRAPS = (LAST_EPOCH - 1, LAST_EPOCH - 2, LAST_EPOCH - 4, 2**31 - 3)
-EXACT_RANKS = 8
-"""The most ranks whose 16-bit sums and whose products are exact (`exact_input`)."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call, as every rank makes it.
-
-    Attributes:
-        spec: The kernel.
-        count: Elements.
-        nthreads: Threads of the grid.
-        root: The rank whose data a broadcast sends.
-        repeats: Times that the body runs in one launch, each with data of its own.
-        in_place: True where input and output are one array.
-        shift: By how much arrays begin behind an aligned address; it differs by rank.
-        is_marked: True where some elements have the words of `MARKS`, on all ranks.
-    """
-
-    spec: KernelSpec
-    count: int
-    nthreads: int
-    root: int = 0
-    repeats: int = 1
-    in_place: bool = False
-    shift: int = 0
-    is_marked: bool = False
-
-    def input(self, number: int, rank: int) -> NDArray[Any]:
-        """What `rank` contributes to the run of a body that is numbered so."""
-        spec = self.spec
-        data = exact_input(spec.dtype, spec.op, self.count, rank=rank, call=number)
-        return _marked(data, number, self.marks) if self.is_marked else data
-
-    def result(self, number: int, rank: int) -> NDArray[Any] | None:
-        """What it must leave on `rank`; None for nothing."""
-        what = self.spec.dtype, self.spec.op, self.count
-        if self.spec.kernel is not Kernel.BROADCAST:
-            result = exact_result(*what, nranks=self.spec.nranks, call=number)
-            return _marked(result, number, self.marked_results) if self.is_marked else result
-        return None if rank == self.root else self.input(number, self.root)
-
-    @property
-    def marks(self) -> list[tuple[int, ...]]:
-        """Words of the elements that are marked, which take turns; none of most types."""
-        return MARKS.get((self.spec.dtype.name, self.spec.op), [])
-
-    @property
-    def marked_results(self) -> list[tuple[int, ...]]:
-        """What becomes of them."""
-        spec = self.spec
-        if spec.op is ReduceOp.SUM:
-            number = np.uint32(self.marks[0][0]).view(np.float32)
-            total = number
-            with np.errstate(invalid="ignore"):
-                for _ in range(1, spec.nranks):
-                    total = total + number
-            # What comes out as the sentinel is sent only by the kernel with two exchanges.
-            word = int(total.view(np.uint32))
-            is_sent = spec.kernel is Kernel.TWO_SHOT and spec.protocol is Protocol.SENTINEL
-            return [(TWIN if is_sent and word == SENTINEL else word,)]
-        if spec.protocol is Protocol.LL:
-            return self.marks
-        return [(TWIN, *words[1:]) if set(words) == {SENTINEL} else words for words in self.marks]
-
-
-def _marked(data: NDArray[Any], number: int, marks: list[tuple[int, ...]]) -> NDArray[Any]:
-    words = data.view(np.uint32).reshape(data.size, -1)
-    for turn, at in enumerate(range(number % 3, data.size, 3)):
-        words[at] = marks[turn % len(marks)]
-    return data
-
-
-@dataclass(frozen=True)
-class CallSequence:
-    """Calls, one after another.
-
-    Attributes:
-        calls: The calls.
-        first_epoch: What all epoch words hold at first.
-        replays: Times that the calls are made, with the same arguments and other data.
-        resident: As of `HostileMachine`: launches that fit at once, where they overlap.
-    """
-
-    calls: tuple[Call, ...]
-    first_epoch: int = 0
-    replays: int = 1
-    resident: int | None = None
 
 
 def launches_of(sequence: CallSequence, machine: HostileMachine) -> list[Iterator[Launch]]:
     """Make the memory of a sequence, and each rank's launches."""
     return _Calls(sequence, machine).launches()
-
-
-def layout_of(spec: KernelSpec) -> LLLayout:
-    """The layout of a kernel's region."""
-    return LLLayout(spec.nranks, _nslots(spec.nranks), spec.nbuffers)
-
-
-def _nslots(nranks: int) -> int:
-    return FEW_SLOTS if nranks < WIDE_RANKS else 2 * WARP_THREADS
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +67,7 @@ class _Calls:
             for r in range(self._nranks)
         ]
         nthreads = self._nranks * max(call.nthreads for call in sequence.calls)
-        machine.limit = nthreads * STEPS_PER_THREAD
+        machine.turns.limit = nthreads * STEPS_PER_THREAD
         for call in sequence.calls:
             self._make_scratch(call.spec)
 
@@ -355,75 +232,3 @@ def _first_difference(expected: NDArray[Any], got: bytes) -> str:
     )
     at = int(np.flatnonzero(words.any(axis=1))[0])
     return f"{found[at]} for element {at}, expected {expected[at]},"
-
-
-def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) -> CallSequence:
-    """Draw a sequence, most of whose calls are of one kernel and protocol."""
-    draw = random.Random(f"{kernel.value} {protocol.value} {nranks} {seed}")  # noqa: S311
-    calls: list[Call] = []
-    for _ in range(draw.randint(3, 5) if nranks < WIDE_RANKS else 2):
-        others = [pair for pair in PAIRS if pair != (kernel, protocol)]
-        pair = draw.choice(others) if calls and draw.random() < 0.2 else (kernel, protocol)
-        calls.append(_draw_call(*pair, nranks, draw))
-    overlaps = draw.random() < 0.15
-    return CallSequence(
-        tuple(calls),
-        first_epoch=draw.choice([0, 0, 0, *WRAPS]),
-        replays=1 if overlaps else draw.choice([1, 1, 2]),
-        resident=2 * nranks if overlaps else None,
-    )
-
-
-def tiny_sequence(kernel: Kernel, protocol: Protocol, nranks: int) -> CallSequence:
-    """The shortest sequence in which every buffer is used again: for going through schedules."""
-    spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks)
-    owners = nranks if kernel is Kernel.TWO_SHOT else 1
-    count = owners * spec.payload_nbytes // spec.dtype.itemsize
-    once, twice = Call(spec, count, 1), Call(spec, 2 * count, 1)
-    return CallSequence((twice, once) if kernel is Kernel.TWO_SHOT else (twice, twice))
-
-
-def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random) -> Call:
-    spec = _draw_spec(kernel, protocol, nranks, draw)
-    nthreads = draw.randint(1, FEW_SLOTS // spec.packets_per_thread)
-    repeats = draw.choice([1, 1, 1, 1, 1, 3])
-    passes = draw.choice([1, 1, 2, 3, 4]) if repeats == 1 else 1
-    busy = nthreads
-    if nranks >= WIDE_RANKS:
-        nthreads = WARP_THREADS
-        busy, passes = draw.choice([(busy, 1), (busy, 1), (busy, 1), (nthreads, 2)])
-    owners = nranks if kernel is Kernel.TWO_SHOT else 1
-    most = passes * busy * spec.packets_per_thread * owners * spec.payload_nbytes
-    most = max(most // spec.dtype.itemsize, 1)
-    return Call(
-        spec,
-        most if draw.random() < 0.3 else draw.randint(most // 2 + 1, most),
-        nthreads,
-        root=draw.randrange(nranks),
-        repeats=repeats,
-        in_place=kernel.reduces and draw.random() < 0.25,
-        shift=draw.randrange(3),
-        is_marked=(spec.dtype.name, spec.op) in MARKS and kernel.reduces and draw.random() < 0.5,
-    )
-
-
-def _draw_spec(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random) -> KernelSpec:
-    fitting = [each for each in DTYPES.values() if _fits(each, protocol, nranks)]
-    dtype = DTYPES["float32"] if draw.random() < 0.3 else draw.choice(fitting)
-    ops = [op for op in supported_ops(dtype) if nranks <= EXACT_RANKS or op is not ReduceOp.PROD]
-    if dtype.name == "complex128" and ReduceOp.PROD in ops and draw.random() < 0.5:
-        # With LL packets the one that takes two for each thread.
-        return KernelSpec(kernel, protocol, dtype, ReduceOp.PROD, nranks)
-    return KernelSpec(kernel, protocol, dtype, draw.choice(ops), nranks)
-
-
-def _fits(dtype: DType, protocol: Protocol, nranks: int) -> bool:
-    if protocol is Protocol.SENTINEL and dtype.is_integer:
-        return False
-    if dtype.component_nbytes == 2 and nranks > EXACT_RANKS:
-        return False
-    try:
-        numpy_dtype(dtype)
-    except ArgumentError:  # bfloat16, without ml_dtypes
-        return False
-    return True

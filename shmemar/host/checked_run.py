@@ -18,8 +18,8 @@ from shmemar.host.verdict import CheckReport, Failure, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shmemar.host.hostile_machine import Launch
     from shmemar.host.schedule import Bounded, Schedule
+    from shmemar.host.threads import Launch
 
 __all__ = ["EXHAUSTIVE", "Program", "as_schedule_kind", "run_bounded", "run_seeds"]
 

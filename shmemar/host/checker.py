@@ -23,15 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmemar.errors import ArgumentError, ArgumentTypeError
-from shmemar.host.checked_calls import (
-    PAIRS,
-    Call,
-    CallSequence,
-    draw_sequence,
-    launches_of,
-    tiny_sequence,
-)
-from shmemar.host.checked_kernels import Symmetric, UserProgram
+from shmemar.host.calls import Call, CallSequence
+from shmemar.host.checked_arrays import Symmetric
+from shmemar.host.checked_calls import launches_of
+from shmemar.host.checked_kernels import UserProgram
 from shmemar.host.checked_run import (
     EXHAUSTIVE,
     Program,
@@ -39,8 +34,9 @@ from shmemar.host.checked_run import (
     run_bounded,
     run_seeds,
 )
-from shmemar.host.hostile_machine import load_greenlet
+from shmemar.host.drawn_calls import PAIRS, draw_sequence, tiny_sequence
 from shmemar.host.schedule import ScheduleKind
+from shmemar.host.threads import load_greenlet
 from shmemar.host.user_kernels import check_function
 from shmemar.host.verdict import CheckReport, Failure, Verdict
 from shmemar.spec import MAX_RANKS, Kernel, Protocol

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from shmemar.device import kernels, packet_buffer, signal
 from shmemar.device.groups import all_in_warp
 from shmemar.device.interpreter import Order, Scope, current
@@ -16,28 +14,22 @@ from shmemar.device.memory import fence_acq_rel_gpu
 from shmemar.device.packet import LAST_EPOCH, SENTINEL
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.signal import (
-    SIGNAL_ADD,
-    SIGNAL_SET,
-    put_signal,
-    put_signal_warp,
     signal_op,
-    signal_wait,
-    signal_wait_warp,
 )
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host import checked_calls
-from shmemar.host.checked_calls import PAIRS, Call, CallSequence, draw_sequence, launches_of
-from shmemar.host.checked_kernels import Symmetric, UserProgram
+from shmemar.host.calls import Call, CallSequence
+from shmemar.host.checked_calls import launches_of
 from shmemar.host.checked_run import Program
+from shmemar.host.control_kernels import in_a_ring, in_a_ring_of_warps, ring, sums
 from shmemar.host.controls import Control, Patch
+from shmemar.host.drawn_calls import PAIRS, draw_sequence
 from shmemar.layout import LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
-from shmemar.user_spec import BufferSpec, UserKernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
 
 __all__ = ["CONTROLS"]
 
@@ -151,97 +143,7 @@ def _trigger_only(machine: Any) -> None:
     machine.trigger()
 
 
-# Kernels of users
-
-
-def exchanged(ll: Any, thread: int, nthreads: int, x: Any, y: Any) -> None:
-    """Add up the elements of all ranks."""
-    for i in range(thread, x.size, nthreads):
-        ll.bcast(0, x[i])
-        y[i] = ll.recv_reduce(0, x[i], lambda a, b: a + b)
-        ll.advance_epoch()
-
-
-def in_a_ring(
-    ll: Any, thread: int, nthreads: int, box: Any, signals: Any, inbox: Any, x: Any, y: Any
-) -> None:
-    """Put all of `x` to the right neighbour, again and again, and take what comes from the left."""
-    right, left = (ll.rank + 1) % ll.size, (ll.rank - 1) % ll.size
-    outbox = box[ll.rank] + 4 * x.size
-    for turn in range(1, 4):
-        for i in range(x.size):
-            inbox[x.size + i] = x[i] + turn
-        op = SIGNAL_SET if turn % 2 else SIGNAL_ADD
-        put_signal(
-            ll, box[right], outbox, 4 * x.size, signals[right], turn if turn % 2 else 1, op
-        )  # fmt: skip
-        if signal_wait(ll, left, signals[ll.rank], turn):
-            for i in range(x.size):
-                y[(turn - 1) * x.size + i] = inbox[i]
-        signal_op(ll, signals[left] + 8, turn, SIGNAL_SET)
-        signal_wait(ll, right, signals[ll.rank] + 8, turn)
-
-
-def in_a_ring_of_warps(
-    ll: Any, thread: int, nthreads: int, box: Any, signals: Any, inbox: Any, x: Any, y: Any
-) -> None:
-    """Each lane writes one word of what the lanes put together, and reads another one's."""
-    right, left = (ll.rank + 1) % ll.size, (ll.rank - 1) % ll.size
-    inbox[x.size + thread] = x[thread] + 1
-    outbox = box[ll.rank] + 4 * x.size
-    put_signal_warp(ll, box[right], outbox, 4 * x.size, signals[right], 1, SIGNAL_SET)
-    if signal_wait_warp(ll, left, signals[ll.rank], 1):
-        y[x.size - 1 - thread] = inbox[x.size - 1 - thread]
-
-
-def _words(rank: int, launch: int, count: int) -> NDArray[np.uint32]:
-    return np.arange(count, dtype=np.uint32) + np.uint32(1000 * rank + 100 * launch + 1)
-
-
-def _ring(kernel: Callable[..., None], nthreads: int, count: int, turns: int) -> Program:
-    def arguments(rank: int, launch: int) -> tuple[Any, ...]:
-        y = np.zeros(turns * count, np.uint32)
-        box = Symmetric(np.zeros(2 * count, np.uint32))
-        signals = Symmetric(np.zeros(2, np.uint64))
-        return box, signals, box.array, _words(rank, launch, count), y
-
-    def expected(rank: int, launch: int) -> tuple[Any, ...]:
-        x = _words(1 - rank, launch, count)
-        # What comes in the ring's turn 1, 2, ... is larger by as much.
-        parts = [x + np.uint32(turn) for turn in range(1, turns + 1)]
-        return None, None, None, None, np.concatenate(parts)
-
-    return _user(kernel, "int32", LL, nthreads, 1, arguments, expected)
-
-
-def _user(
-    kernel: Callable[..., None],
-    dtype: str,
-    protocol: Protocol,
-    nthreads: int,
-    nlaunches: int,
-    arguments: Callable[[int, int], tuple[Any, ...]],
-    expected: Callable[[int, int], tuple[Any, ...]],
-) -> Program:
-    buffer = BufferSpec.of(2, dtype, threads=nthreads, slots=1, protocol=protocol)
-    spec = UserKernelSpec(kernel, buffer, ())
-    run = UserProgram(spec, nthreads, nlaunches, 400_000, arguments, expected)
-    return Program(kernel.__name__, 2, run.prepare)
-
-
-def _sums(protocol: Protocol) -> Program:
-    def values(rank: int, launch: int) -> NDArray[np.float32]:
-        return _words(rank, launch, 7).astype(np.float32)
-
-    return _user(
-        exchanged,
-        "float32",
-        protocol,
-        2,
-        2,
-        lambda rank, launch: (values(rank, launch), np.zeros(7, np.float32)),
-        lambda _, launch: (None, values(0, launch) + values(1, launch)),
-    )
+# Signals
 
 
 def _stored_relaxed(address: int, value: int) -> None:
@@ -267,8 +169,8 @@ def _votes_that_count(value: bool) -> bool:  # noqa: FBT001 - an operand
     return True if value is True else all_in_warp(value)
 
 
-_RING = _ring(in_a_ring, 1, 6, 3)
-_WARPS = _ring(in_a_ring_of_warps, 32, 32, 1)
+_RING = ring(in_a_ring, 1, 6, 3)
+_WARPS = ring(in_a_ring_of_warps, 32, 32, 1)
 
 _WITH_SENTINEL = [pair for pair in PAIRS if pair[1] is SENTINEL_PROTOCOL]
 _WITH_LL = [pair for pair in PAIRS if pair[1] is LL]
@@ -341,9 +243,7 @@ CONTROLS: tuple[Control, ...] = (
         _fixed(_OVERLAPPING),
     ),
     *(
-        Control(
-            "`advance_epoch`", (_replace(LLBuffer, "advance_epoch", _nothing),), _sums(protocol)
-        )
+        Control("`advance_epoch`", (_replace(LLBuffer, "advance_epoch", _nothing),), sums(protocol))
         for protocol in Protocol
     ),
     Control(

@@ -16,7 +16,7 @@ from shmemar.host.verdict import ProtocolError, Verdict
 from shmemar.layout import PACKET_NBYTES, SENTINEL_BUFFERS
 
 if TYPE_CHECKING:
-    from shmemar.host.weak_memory import Message, Store
+    from shmemar.host.messages import Message, Store
     from shmemar.layout import LLLayout
 
 __all__ = ["RESET", "Packet", "PacketLog"]

@@ -15,7 +15,8 @@ from shmemar.host.verdict import ProtocolError, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shmemar.host.hostile_machine import HostileMachine, Launch
+    from shmemar.host.hostile_machine import HostileMachine
+    from shmemar.host.threads import Launch
 
 controls = pytest.mark.parametrize(
     "control", CONTROLS, ids=[f"{c.name} {c.program.name}" for c in CONTROLS]

@@ -13,9 +13,10 @@ from shmemar.device.interpreter import running
 from shmemar.device.kernels import KernelArguments, build
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.failure import failure_from
-from shmemar.host.hostile_machine import HostileMachine, Launch
+from shmemar.host.hostile_machine import HostileMachine
 from shmemar.host.memory_map import MemoryMap, Span
 from shmemar.host.schedule import schedule_of
+from shmemar.host.threads import Launch
 from shmemar.host.verdict import ProtocolError, Verdict
 from shmemar.layout import FAILURE_DTYPE, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
@@ -150,7 +151,7 @@ def _first_thread_only_clock() -> Callable[[HostileMachine], int]:
     clocks: dict[int, tuple[object, int]] = {}
 
     def clock_ns(self: HostileMachine) -> int:
-        thread, rank = self._current, self._current.rank
+        thread, rank = self.turns.current, self.turns.current.rank
         owner, time_ns = clocks.setdefault(rank, (thread, 1))
         if owner is not thread:
             return 1

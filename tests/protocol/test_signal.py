@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shmemar.host.hostile_machine import HostileMachine, Launch
+    from shmemar.host.hostile_machine import HostileMachine
+    from shmemar.host.threads import Launch
 
 NWORDS, NCALLS = 8, 4
 

@@ -270,7 +270,7 @@ def comes_alone(ll: Any, thread: int, nthreads: int, x: Any) -> None:
 def test_threads_that_wait_for_one_that_does_not_come_are_stuck() -> None:
     failure = failure_of(comes_alone, threads=32)
     assert failure.verdict is Verdict.DEADLOCK
-    assert "rank 0 thread 0 waits for threads that do not come" in failure.message
+    assert "rank 0 thread 0 waits for threads of its warp that do not come" in failure.message
 
 
 def one_ends(ll: Any, thread: int, nthreads: int, x: Any) -> None:

@@ -21,7 +21,8 @@ from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.watchdog import Watchdog
 from shmemar.dtypes import DTYPES, ReduceOp
-from shmemar.host.checked_calls import Call, CallSequence, launches_of
+from shmemar.host.calls import Call, CallSequence
+from shmemar.host.checked_calls import launches_of
 from shmemar.host.guards import CONTROLS
 from shmemar.host.hostile_machine import HostileMachine
 from shmemar.host.memory_map import MemoryMap, rank_of
@@ -267,13 +268,13 @@ class _Counting(HostileMachine):
         self.nfences: Counter[int] = Counter()
 
     def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
-        rank = self._current.rank
+        rank = self.turns.current.rank
         if order is Order.RELAXED_SYS and rank_of(address >> 3) != rank:
             self.sent_nbytes[rank] += 4 * len(words)
         super().store(address, words, order)
 
     def fence(self, scope: Scope) -> None:
-        self.nfences[self._current.rank] += 1
+        self.nfences[self.turns.current.rank] += 1
         super().fence(scope)
 
 

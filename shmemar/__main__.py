@@ -97,7 +97,7 @@ def _add_check(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from shmemar.host.check_runs import HEADER, line_of, request, run_checks
+    from shmemar.host.check_runs import HEADER, command_of, line_of, request, run_checks
 
     wanted = request(
         kernel=arguments.kernel,
@@ -115,7 +115,8 @@ def _check(arguments: argparse.Namespace) -> int:
         print(line_of(report), flush=True)
         if report.failure is not None:
             failures += 1
-            print(f"  {report.failure}", flush=True)
+            print(f"  {report.failure}")
+            print(f"  again: {command_of(report, wanted.schedule)}", flush=True)
     print(f"# {failures} failed" if failures else "# nothing found", flush=True)
     return 1 if failures else 0
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Executor
 
-__all__ = ["HEADER", "CheckRequest", "line_of", "request", "run_checks"]
+__all__ = ["HEADER", "CheckRequest", "command_of", "line_of", "request", "run_checks"]
 
 HEADER = (
     f"#{'kernel':>12}{'protocol':>10}{'ranks':>7}{'runs':>8}{'operations':>13}{'seconds':>9}"
@@ -121,6 +121,15 @@ def _run_one(
     ]
     joined = reduce(CheckReport.joined, (part.result() for part in parts))
     return replace(joined, seconds=time.perf_counter() - start)
+
+
+def command_of(report: CheckReport, schedule: str | None) -> str:
+    """The command that makes the run again that failed."""
+    kernel, _, protocol = report.name.partition("/")
+    words = f"--kernel {kernel} --protocol {protocol} --ranks {report.nranks}"
+    if report.failure is not None:
+        words += f" --seed {report.failure.seed}"
+    return f"python -m shmemar check {words}" + (f" --schedule {schedule}" if schedule else "")
 
 
 def line_of(report: CheckReport) -> str:

@@ -94,7 +94,7 @@ class _UserRun:
         found: dict[int, list[Area]] = {}
         for place, argument in enumerate(first[0]):
             if isinstance(argument, Symmetric):
-                parts = [arguments[place].first for arguments in first]
+                parts = [_part_of(arguments, place, argument) for arguments in first]
                 found[place] = [
                     self._machine.map.add(f"symmetric argument {place}", rank, part.nbytes)
                     for rank, part in enumerate(parts)
@@ -222,6 +222,17 @@ class _UserRun:
                     f"{right[at]}, in {self._program.spec.name} (launch {number})",
                     rank,
                 )
+
+
+def _part_of(arguments: Sequence[Any], place: int, like: Symmetric) -> NDArray[Any]:
+    """A rank's part of the symmetric array that is argument `place` on rank 0."""
+    found = arguments[place] if place < len(arguments) else None
+    if not isinstance(found, Symmetric) or found.first.nbytes != like.first.nbytes:
+        raise ArgumentError(
+            f"argument {place} is symmetric on rank 0, of {like.first.nbytes} bytes; expected the "
+            "same on all ranks."
+        )
+    return found.first
 
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:

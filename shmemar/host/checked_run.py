@@ -66,7 +66,11 @@ def as_schedule_kind(name: str) -> ScheduleKind:
 def run_seeds(
     program: Program, seeds: Iterable[int], kind: ScheduleKind | None = None
 ) -> CheckReport:
-    """Run a program once a seed, until it goes wrong."""
+    """Run a program once a seed, until it goes wrong.
+
+    Raises:
+        ArgumentError: There are no seeds.
+    """
     schedules = (
         (seed, lambda seed=seed: schedule_of(seed, program.nranks, kind)) for seed in seeds
     )
@@ -119,6 +123,8 @@ def _run(
         if error is not None:
             failure = _failure(program, seed, make(), error, every_point=every_point)
             break
+    if not runs:
+        raise ArgumentError("seeds is empty; expected one or more, a run each.")
     seconds = time.perf_counter() - start
     return CheckReport(program.name, program.nranks, runs, operations, seconds, failure)
 

@@ -334,6 +334,7 @@ def raises(ll: Any, thread: int, nthreads: int, x: Any) -> None:
         ({"nranks": 0}, ArgumentError, "nranks is 0; expected 1 to 64"),
         ({"nranks": True}, ArgumentError, "nranks is True; expected 1 to 64"),
         ({"launches": 0}, ArgumentError, "launches is 0; expected a positive integer"),
+        ({"seeds": ()}, ArgumentError, "seeds is empty; expected one or more"),
         ({"steps": 1.5}, ArgumentError, "steps is 1.5; expected a positive integer"),
         ({"threads": 0}, ArgumentError, "threads is 0; expected a positive integer"),
         ({"protocol": "mail"}, ArgumentError, "protocol is 'mail'; expected one of ll, sentinel"),
@@ -386,6 +387,19 @@ def test_an_argument_that_kernels_cant_take_is_refused(
 ) -> None:
     with pytest.raises(error, match=told):
         check_kernel(anything, lambda *_: (argument,), nothing_known, seeds=[0])
+
+
+@pytest.mark.parametrize(
+    "other", [(), (np.zeros(2),), (Symmetric(np.zeros(3)),)], ids=["none", "another", "longer"]
+)
+def test_a_symmetric_argument_is_one_on_all_ranks(other: tuple[Any, ...]) -> None:
+    with pytest.raises(ArgumentError, match="argument 0 is symmetric on rank 0, of 16 bytes"):
+        check_kernel(
+            anything,
+            lambda rank, _: other if rank else (Symmetric(np.zeros(2)),),
+            nothing_known,
+            seeds=[0],
+        )
 
 
 def test_what_is_expected_must_fit_the_arguments() -> None:

@@ -46,9 +46,9 @@ def test_a_failure_prints_its_seed_which_replays_it_to_the_letter(
     text = capsys.readouterr().out
     found = re.search(r"^  (slot reused(?:.|\n)*?)^# 1 failed$", text, re.MULTILINE)
     assert found
-    told = re.search(r"seed (\d+), schedule \w+; the last moves", text)
+    told = re.search(r"again: python -m shmemar (check .* --seed \d+)$", text, re.MULTILINE)
     assert told
-    assert main([*arguments, "--seed", told[1]]) == 1
+    assert main(told[1].split()) == 1
     assert found[1] in capsys.readouterr().out
 
 
@@ -59,10 +59,13 @@ def test_a_search_finds_it_too_and_replays_it_by_its_number(
     arguments = [*SENTINEL_TWO_SHOT, "--schedule", "exhaustive"]
     assert main([*arguments, "--seeds", "3000"]) == 1
     text = capsys.readouterr().out
-    told = re.search(r"seed (\d+), schedule exhaustive; the last moves(?:.|\n)*", text)
+    told = re.search(
+        r"(seed \d+, schedule exhaustive;(?:.|\n)*)again: python -m shmemar (.*)", text
+    )
     assert told
-    assert main([*arguments, "--seed", told[1]]) == 1
-    assert told[0] in capsys.readouterr().out
+    assert told[2].endswith("--schedule exhaustive")
+    assert main(told[2].split()) == 1
+    assert told[1] in capsys.readouterr().out
 
 
 def test_processes_share_the_seeds() -> None:

@@ -172,10 +172,11 @@ class HostileMachine:
         location = address >> 3
         who.polled.append(location)
         read = self.memory.read
-        low = read(who, location)
+        is_strong = order is not Order.WEAK
+        low = read(who, location, is_strong=is_strong)
         if nwords == 4:
             who.polled.append(location + 1)
-            high = read(who, location + 1)
+            high = read(who, location + 1, is_strong=is_strong)
             found: tuple[int, ...] = (low & LOW, low >> 32, high & LOW, high >> 32)
         elif nwords == 2:
             found = low & LOW, low >> 32
@@ -197,16 +198,19 @@ class HostileMachine:
         log, packet = span.area.log, None
         if log is not None:
             packet = log.store(who.rank, span.area.rank, address - span.area.address, words)
-        store, location = self.memory.store, address >> 3
+        store, location, is_strong = self.memory.store, address >> 3, order is not Order.WEAK
         if len(words) == 1:
             shift = 32 if address & 4 else 0
-            store(who, location, words[0] << shift, LOW << shift, packet=packet)
+            store(
+                who, location, words[0] << shift, LOW << shift, is_strong=is_strong, packet=packet
+            )
             return
         if order is Order.RELEASE_SYS:
             store(who, location, words[1] << 32 | words[0], releases=True)
             return
         for at in range(0, len(words), 2):
-            store(who, location + at // 2, words[at + 1] << 32 | words[at], packet=packet)
+            value = words[at + 1] << 32 | words[at]
+            store(who, location + at // 2, value, is_strong=is_strong, packet=packet)
 
     def load_part(self, address: int, nbytes: int) -> int:
         """Load bytes."""
@@ -216,7 +220,7 @@ class HostileMachine:
             self.turns.take()
         self.operations += 1
         who.polled.append(address >> 3)
-        value = self.memory.read(who, address >> 3)
+        value = self.memory.read(who, address >> 3, is_strong=False)
         found = value >> 8 * (address & 7) & (1 << 8 * nbytes) - 1
         if self.moves is not None:
             self.moves.add(self.turns.steps, who, f"loads {nbytes} bytes", address, (found,))
@@ -233,7 +237,7 @@ class HostileMachine:
             self.moves.add(self.turns.steps, who, f"stores {nbytes} bytes", address, (value,))
         shift = 8 * (address & 7)
         mask = (1 << 8 * nbytes) - 1 << shift
-        self.memory.store(who, address >> 3, value << shift, mask)
+        self.memory.store(who, address >> 3, value << shift, mask, is_strong=False)
 
     def exchange(self, address: int, word: int) -> int:
         """Store a word at once, and return the one before."""

@@ -10,8 +10,9 @@ list of *messages*, its modification order.
 * The thread sees its own stores, and after a meeting of threads those of the others who met.
 * A thread has a *view*: of each location the oldest message that it may read. A load reads that one
   or any newer, which becomes the view. Nothing else raises a view but what follows.
-* ``fence.acq_rel.sys`` performs all stores that the thread made or saw. What it stores afterwards
-  carries its view; whoever reads that and then runs a fence of system scope has at least this view.
+* ``fence.acq_rel.sys`` performs all stores that the thread made or saw. What it stores afterwards,
+  unless weakly, carries its view; whoever reads that, unless weakly, and then runs a fence of
+  system scope has at least this view.
   A store or addition of release order does so by itself: what came before is performed before it.
 * ``fence.acq_rel.gpu`` does so for memory of the thread's own GPU, and between threads of it: each
   rank has a GPU of its own here. Stores to peers stay late, and peers get no view.
@@ -82,8 +83,8 @@ class WeakMemory:
             messages = self.messages[location] = [Message(value, self.owner_of(location))]
         return messages
 
-    def read(self, who: Observer, location: int) -> int:
-        """Load a location."""
+    def read(self, who: Observer, location: int, *, is_strong: bool) -> int:
+        """Load a location, relaxed or weak."""
         messages = self.messages.get(location) or self.order_of(location)
         newest = len(messages) - 1
         oldest = who.view.get(location)
@@ -103,7 +104,7 @@ class WeakMemory:
         if index > oldest:
             who.view[location] = index
         message = messages[index]
-        if message.of_sys or (message.of_gpu and message.rank == who.rank):
+        if is_strong and (message.of_sys or (message.of_gpu and message.rank == who.rank)):
             who.unacquired.append(message)
         if message.packet is not None and not message.was_read:
             message.was_read = True
@@ -142,15 +143,18 @@ class WeakMemory:
         mask: int = ALL_BITS,
         *,
         is_addition: bool = False,
+        is_strong: bool = True,
         releases: bool = False,
         packet: Any = None,
     ) -> None:
-        """Let a store, of the bits of `mask`, or an addition to them wait."""
+        """Let a store to the bits of `mask`, or an addition, wait; weak ones carry no view."""
         queue = who.queues.get(location)
         if queue is None:
             queue = who.queues[location] = Queue(who, location)
             self.queues.append(queue)
         store = Store(queue, value, mask, is_addition=is_addition, packet=packet)
+        if not is_strong:
+            store.of_gpu = store.of_sys = ()
         if who.seen:
             seen = who.seen.get(location)
             if seen is not None and seen.index < 0 and seen.queue is not queue:

@@ -355,3 +355,18 @@ def test_a_release_does_not_order_what_comes_after_it() -> None:
         st_relaxed_sys_b32(bases[1] + Y, 1)
 
     assert STALE in outcomes([[writer]], [[load_both(SYS)]])
+
+
+@pytest.mark.parametrize("weak", ["store", "load"])
+def test_a_flag_that_is_stored_or_loaded_weakly_orders_nothing(weak: str) -> None:
+    def writer(*bases: int) -> None:
+        st_relaxed_sys_b32(bases[1] + X, 1)
+        fence_acq_rel_sys()
+        (st_b32 if weak == "store" else st_relaxed_sys_b32)(bases[1] + Y, 1)
+
+    def reader(*bases: int) -> tuple[int, int]:
+        flag = (ld_b32 if weak == "load" else ld_relaxed_sys_b32)(bases[1] + Y)
+        fence_acq_rel_sys()
+        return flag, ld_b32(bases[1] + X)
+
+    assert STALE in outcomes([[writer]], [[reader]])

@@ -158,7 +158,7 @@ def check_kernel(
             lambda rank, launch: (values(rank, launch), np.zeros(5, np.float32)),
             lambda rank, launch: (None, values(0, launch) + values(1, launch)),
         )
-        assert report.passed, report
+        assert report.passed, str(report)
 
     Args:
         kernel: As of `Communicator.launch`. Its arrays have `size`, `shape`, `dtype`, `len()` and

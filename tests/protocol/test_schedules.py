@@ -25,7 +25,7 @@ def test_nothing_is_found_in_sequences_of_calls(
     kernel: Kernel, protocol: Protocol, nranks: int, nseeds: int
 ) -> None:
     report = check(kernel, protocol, nranks, range(nseeds))
-    assert report.passed, report
+    assert report.passed, str(report)
     assert report.runs == nseeds
 
 
@@ -35,7 +35,7 @@ def test_nothing_is_found_under_any_kind_of_schedule(
     kernel: Kernel, protocol: Protocol, kind: ScheduleKind
 ) -> None:
     report = check(kernel, protocol, 3, range(100, 106), kind.value)
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 @kernels
@@ -43,7 +43,7 @@ def test_nothing_is_found_in_all_schedules_of_few_deviations(
     kernel: Kernel, protocol: Protocol, nseeds: int
 ) -> None:
     report = check(kernel, protocol, 2, range(20 * nseeds), "exhaustive")
-    assert report.passed, report
+    assert report.passed, str(report)
     assert report.runs == 20 * nseeds
 
 
@@ -71,21 +71,21 @@ def mixed_calls(kernel: Kernel, protocol: Protocol, nranks: int) -> tuple[Call, 
 def test_epochs_pass_the_wrap(kernel: Kernel, protocol: Protocol, first_epoch: int) -> None:
     sequence = CallSequence(mixed_calls(kernel, protocol, 2), first_epoch)
     report = check_sequence(sequence, range(30))
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 @kernels
 def test_a_graph_is_replayed_with_other_data(kernel: Kernel, protocol: Protocol) -> None:
     sequence = CallSequence(mixed_calls(kernel, protocol, 2), replays=5)
     report = check_sequence(sequence, range(10))
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 @kernels
 def test_calls_overlap_as_programmatic_launch_lets_them(kernel: Kernel, protocol: Protocol) -> None:
     sequence = CallSequence(mixed_calls(kernel, protocol, 3), resident=6)
     report = check_sequence(sequence, range(20))
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 @kernels
@@ -103,7 +103,7 @@ def test_every_type_and_operator_is_exact(
     counts = ((5, 2), (2, 2), (1, 1), (37, 2))
     calls = tuple(Call(spec, count, nthreads, shift=1) for count, nthreads in counts)
     report = check_sequence(CallSequence(calls), [1])
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 def test_broadcasts_and_one_shot_reductions_take_turns_on_the_same_slots() -> None:
@@ -119,17 +119,17 @@ def test_broadcasts_and_one_shot_reductions_take_turns_on_the_same_slots() -> No
         Call(reduced, 3, 2),
     )
     report = check_sequence(CallSequence(calls), range(60))
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 @kernels
 def test_many_ranks_are_received_in_parts(kernel: Kernel, protocol: Protocol) -> None:
     report = check(kernel, protocol, 17, [3])
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 @kernels
 def test_a_body_may_be_looped_within_a_launch(kernel: Kernel, protocol: Protocol) -> None:
     spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 3)
     report = check_sequence(CallSequence((Call(spec, 4, 2, repeats=12),)), range(40))
-    assert report.passed, report
+    assert report.passed, str(report)

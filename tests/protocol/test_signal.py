@@ -130,7 +130,7 @@ def checked(
 @pytest.mark.parametrize("nranks", [1, 2, 3])
 def test_every_schedule_delivers_what_a_signal_covers(nranks: int) -> None:
     report = checked(ring, nranks, range(150))
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 3])
@@ -144,7 +144,7 @@ def test_the_first_thread_works_for_a_block_whose_threads_run_one_by_one(nranks:
         return user.prepare(machine, seed)
 
     report = run_seeds(Program("blocks_of_one", nranks, prepare), range(60))
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 def test_a_signal_without_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,12 +177,12 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("nranks", [2, 3])
 def test_threads_of_a_block_put_and_read_together(nranks: int) -> None:
     report = checked(by_block, nranks, range(100), NTHREADS)
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 def test_a_block_as_large_as_on_a_gpu_puts_together() -> None:
     report = checked(by_block, 2, [1, 4], 128)
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 def test_a_part_of_a_block_is_no_block() -> None:

@@ -106,7 +106,7 @@ def test_every_schedule_gives_exact_sums(
     kernel: Callable[..., None], protocol: Protocol, nranks: int
 ) -> None:
     report = checked(kernel, protocol, nranks, range(60))
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 @both
@@ -115,7 +115,7 @@ def test_every_width_is_exact(protocol: Protocol, dtype: str) -> None:
     if protocol is Protocol.SENTINEL and dtype == "int8":
         pytest.skip("integers have no sentinel")
     report = checked(one_shot, protocol, 2, range(20), dtype=dtype)
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 @both
@@ -125,14 +125,14 @@ def test_epochs_pass_the_wrap(
 ) -> None:
     monkeypatch.setattr(checked_kernels, "FIRST_EPOCHS", (first_epoch,))
     report = checked(one_shot, protocol, 2, range(30))
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 @both
 @pytest.mark.parametrize("kernel", [one_shot, gathered])
 def test_many_ranks_are_received_in_parts(kernel: Callable[..., None], protocol: Protocol) -> None:
     report = checked(kernel, protocol, 17, [1], launches=2)
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 def test_resets_without_a_fence_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

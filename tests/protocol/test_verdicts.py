@@ -124,7 +124,7 @@ def gives_up_soon(ll: Any, thread: int, nthreads: int, x: Any) -> None:
 
 def test_a_loop_that_gives_up_is_no_deadlock() -> None:
     report = run(gives_up_soon)
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 def sends_twice(ll: Any, thread: int, nthreads: int, x: Any) -> None:
@@ -280,7 +280,7 @@ def one_ends(ll: Any, thread: int, nthreads: int, x: Any) -> None:
 
 def test_a_thread_that_has_ended_counts_as_one_that_votes_against() -> None:
     report = run(one_ends, 3.0, threads=128, seeds=range(2))
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 # The same run again
@@ -444,7 +444,7 @@ def test_arguments_arrive_as_they_do_in_a_launch() -> None:
         return own, own, np.array([1.5, 1.5], np.float16), None, None
 
     report = check_kernel(sees_all, arguments, expected, threads=1, launches=1, seeds=range(20))
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 def test_a_report_says_what_was_run() -> None:

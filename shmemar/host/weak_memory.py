@@ -12,8 +12,8 @@ list of *messages*, its modification order.
   or any newer, which becomes the view. Nothing else raises a view but what follows.
 * ``fence.acq_rel.sys`` performs all stores that the thread made or saw. What it stores afterwards,
   unless weakly, carries its view; whoever reads that, unless weakly, and then runs a fence of
-  system scope has at least this view.
-  A store or addition of release order does so by itself: what came before is performed before it.
+  system scope has at least this view. A store or addition of release order does so by itself: what
+  came before is performed before it.
 * ``fence.acq_rel.gpu`` does so for memory of the thread's own GPU, and between threads of it: each
   rank has a GPU of its own here. Stores to peers stay late, and peers get no view.
 * The end of a kernel performs all stores of its threads, and joins their views for the next one.

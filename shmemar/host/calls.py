@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmemar.device.elements import WIDE_RANKS
 from shmemar.device.groups import WARP_THREADS
 from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.dtypes import ReduceOp
 from shmemar.host.exact import exact_input, exact_result
 from shmemar.layout import LLLayout
-from shmemar.spec import Kernel, Protocol
+from shmemar.spec import WIDE_RANKS, Kernel, Protocol
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,9 +120,11 @@ class CallSequence:
         first_epoch: What all epoch words hold at first.
         replays: Times that the calls are made, with the same arguments and other data.
         resident: As of `HostileMachine`: launches that fit at once, where they overlap.
+        share_work: Likewise: True on a GPU, False of the emulated backend.
     """
 
     calls: tuple[Call, ...]
     first_epoch: int = 0
     replays: int = 1
     resident: int | None = None
+    share_work: bool = True

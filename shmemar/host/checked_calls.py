@@ -66,6 +66,7 @@ class _Calls:
             machine.map.add("failure record", r, FAILURE_DTYPE.itemsize)
             for r in range(self._nranks)
         ]
+        machine.share_work = sequence.share_work
         nthreads = self._nranks * max(call.nthreads for call in sequence.calls)
         machine.turns.limit = nthreads * STEPS_PER_THREAD
         for call in sequence.calls:

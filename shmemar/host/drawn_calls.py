@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 
-from shmemar.device.elements import WIDE_RANKS
 from shmemar.device.groups import WARP_THREADS
 from shmemar.device.kernels import BUILDERS
 from shmemar.device.packet import LAST_EPOCH
@@ -17,7 +16,7 @@ from shmemar.dtypes import DTYPES, DType, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
 from shmemar.host.calls import FEW_SLOTS, MARKS, Call, CallSequence
 from shmemar.host.exact import numpy_dtype
-from shmemar.spec import Kernel, KernelSpec, Protocol
+from shmemar.spec import WIDE_RANKS, Kernel, KernelSpec, Protocol
 
 __all__ = ["PAIRS", "draw_sequence", "tiny_sequence"]
 
@@ -48,6 +47,7 @@ def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) ->
         first_epoch=draw.choice([0, 0, 0, *WRAPS]),
         replays=1 if overlaps else draw.choice([1, 1, 2]),
         resident=2 * nranks if overlaps else None,
+        share_work=nranks < WIDE_RANKS or draw.random() < 0.7,
     )
 
 
@@ -68,7 +68,7 @@ def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Ran
     busy = nthreads
     if nranks >= WIDE_RANKS:
         nthreads = WARP_THREADS
-        busy, passes = draw.choice([(busy, 1), (busy, 1), (busy, 1), (nthreads, 2)])
+        busy, passes = draw.choice([(busy, 1), (busy, 1), (nthreads // spec.lanes, 3)])
     owners = nranks if kernel is Kernel.TWO_SHOT else 1
     most = passes * busy * spec.packets_per_thread * owners * spec.payload_nbytes
     most = max(most // spec.dtype.itemsize, 1)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from shmemar.device import watchdog
+from shmemar.device.groups import WARP_THREADS
 from shmemar.device.interpreter import running
-from shmemar.device.kernels import KernelArguments, build
+from shmemar.device.kernels import KernelArguments, build, one_shot_wide
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.failure import failure_from
 from shmemar.host.hostile_machine import HostileMachine
@@ -36,6 +37,7 @@ class CountingMachine(HostileMachine):
 
     nstores = 0
     records: list[Area]
+    outputs: list[Area]
 
     def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
         self.nstores += 1
@@ -49,28 +51,38 @@ def _looks_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_without_rank_2(seed: int, nlaunches: int) -> CountingMachine:
-    """Launch on ranks 0 and 1 only."""
-    memory = MemoryMap(3)
-    machine = CountingMachine(schedule_of(seed, 3), memory, limit=100_000, tick_ns=40)
-    regions, epochs, controls, sources, destinations = (
-        [memory.add(name, rank, nbytes) for rank in range(3)]
+    """Launch on ranks 0 and 1 only, 4 threads each."""
+    return run_without_last(SPEC, LAYOUT, 4, seed, nlaunches)
+
+
+def run_without_last(
+    spec: KernelSpec, layout: LLLayout, nthreads: int, seed: int, nlaunches: int = 1
+) -> CountingMachine:
+    """Launch on all ranks but the last, of a message of 9 elements."""
+    memory, ranks = MemoryMap(spec.nranks), range(spec.nranks)
+    limit = 20_000 * spec.nranks + 40_000
+    machine = CountingMachine(schedule_of(seed, spec.nranks), memory, limit=limit, tick_ns=40)
+    regions, epochs, controls, sources, machine.outputs, machine.records = (
+        [memory.add(name, rank, nbytes) for rank in ranks]
         for name, nbytes in (
-            ("region", LAYOUT.nbytes),
-            ("epochs", LAYOUT.epochs_nbytes),
+            ("region", layout.nbytes),
+            ("epochs", layout.epochs_nbytes),
             ("broken word", 4),
             ("input", 36),
             ("output", 36),
+            ("record", FAILURE_DTYPE.itemsize),
         )
     )
-    machine.records = [memory.add("record", rank, FAILURE_DTYPE.itemsize) for rank in range(3)]
-    body = build(SPEC, LAYOUT)
+    body = build(spec, layout)
 
     def launches(rank: int) -> Iterator[Launch]:
-        own = [areas[rank] for areas in (epochs, controls, sources, destinations, machine.records)]
+        own = [
+            areas[rank] for areas in (epochs, controls, sources, machine.outputs, machine.records)
+        ]
         arguments = KernelArguments.of_message(
-            SPEC,
+            spec,
             sources[rank].address,
-            destinations[rank].address,
+            machine.outputs[rank].address,
             9,
             peers=tuple(area.address for area in regions),
             epochs=epochs[rank].address,
@@ -80,13 +92,13 @@ def run_without_rank_2(seed: int, nlaunches: int) -> CountingMachine:
         )
         rights = memory.rights([Span(area, "rw") for area in (*regions, *own)])
         bodies: list[Callable[[], None]] = [
-            partial(body, arguments, rank, index, 4, 4) for index in range(4)
+            partial(body, arguments, rank, index, nthreads, nthreads) for index in range(nthreads)
         ]
         for number in range(nlaunches):
-            yield Launch(f"launch {number}", rank, bodies, rights, 4)
+            yield Launch(f"launch {number}", rank, bodies, rights, nthreads)
 
     with running(machine), np.errstate(over="ignore"):
-        machine.run([launches(0), launches(1)])
+        machine.run([launches(rank) for rank in ranks[:-1]])
     return machine
 
 
@@ -104,6 +116,29 @@ def test_every_thread_ends_and_the_record_names_the_missing_rank(seed: int) -> N
         # A peer's packets may be late as well, but never is nobody missing, or the own rank.
         assert 2 in failure.missing
         assert rank not in failure.missing
+
+
+def run_lanes_without_rank_16() -> CountingMachine:
+    """A warp of each of 16 ranks; only the lanes of its last part wait for the missing one."""
+    spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 17)
+    return run_without_last(spec, LLLayout(17, nslots=8), WARP_THREADS, seed=0)
+
+
+def test_lanes_give_up_together() -> None:
+    machine = run_lanes_without_rank_16()
+    for rank in range(16):
+        failure = failure_from(partial(record_of, machine, rank), 1e-6)
+        assert failure is not None
+        assert failure.rank == rank
+        assert machine.peek(machine.outputs[rank].address, 36) == bytes(36)
+
+
+def test_a_lane_that_gives_up_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_shot_wide, "all_in_warp", lambda value: value)
+    with pytest.raises(ProtocolError) as caught:
+        run_lanes_without_rank_16()
+    # The others are handed a sum by a lane that has ended.
+    assert caught.value.verdict is Verdict.RAISED
 
 
 def stores_of_later_launches(seed: int) -> int:

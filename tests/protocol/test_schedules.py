@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from shmemar.device.groups import WARP_THREADS
+from shmemar.device.kernels import one_shot_wide
 from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
-from shmemar.host.checker import PAIRS, Call, CallSequence, ScheduleKind, check, check_sequence
+from shmemar.host.checker import (
+    PAIRS,
+    Call,
+    CallSequence,
+    ScheduleKind,
+    Verdict,
+    check,
+    check_sequence,
+)
 from shmemar.spec import Kernel, KernelSpec, Protocol
 
 kernels = pytest.mark.parametrize(
@@ -126,6 +136,33 @@ def test_broadcasts_and_one_shot_reductions_take_turns_on_the_same_slots() -> No
 def test_many_ranks_are_received_in_parts(kernel: Kernel, protocol: Protocol) -> None:
     report = check(kernel, protocol, 17, [3])
     assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("share_work", [True, False])
+@pytest.mark.parametrize("nranks", [16, 19])
+@pytest.mark.parametrize("protocol", Protocol)
+def test_lanes_share_the_packets_of_many_ranks(
+    protocol: Protocol, nranks: int, share_work: bool
+) -> None:
+    report = check_sequence(calls_of_lanes(protocol, nranks, share_work=share_work), [1])
+    assert report.passed, str(report)
+
+
+def test_lanes_that_hand_on_nothing_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_shot_wide, "from_lane_before", lambda value, _: value)
+    report = check_sequence(calls_of_lanes(Protocol.LL, 16, share_work=True), [1])
+    assert report.failure is not None
+    assert report.failure.verdict is Verdict.WRONG_VALUE
+
+
+def calls_of_lanes(protocol: Protocol, nranks: int, *, share_work: bool) -> CallSequence:
+    """Three calls of a warp: of few packets, of several passes, and of one."""
+    spec = KernelSpec(Kernel.ONE_SHOT, protocol, DTYPES["float32"], ReduceOp.SUM, nranks)
+    teams = WARP_THREADS // spec.lanes
+    per_pass = teams * spec.packets_per_thread * spec.payload_nbytes // spec.dtype.itemsize
+    counts = 3, 2 * per_pass + per_pass // 2 + 1, 1
+    calls = tuple(Call(spec, count, WARP_THREADS) for count in counts)
+    return CallSequence(calls, share_work=share_work)
 
 
 @kernels

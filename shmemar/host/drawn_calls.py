@@ -66,7 +66,9 @@ def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Ran
     repeats = draw.choice([1, 1, 1, 1, 1, 3])
     passes = draw.choice([1, 1, 2, 3, 4]) if repeats == 1 else 1
     busy = nthreads
-    if nranks >= WIDE_RANKS:
+    if nranks >= WIDE_RANKS:  # which costs as many operations as many calls of few ranks
+        passes = min(passes, 2)
+    if spec.lanes > 1:
         nthreads = WARP_THREADS
         busy, passes = draw.choice([(busy, 1), (busy, 1), (nthreads // spec.lanes, 3)])
     owners = nranks if kernel is Kernel.TWO_SHOT else 1

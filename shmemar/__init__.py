@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shmemar.errors import (
         ShmemarError as ShmemarError,
     )
+    from shmemar.host.checker import check_kernel as check_kernel
     from shmemar.host.communicator import Communicator as Communicator
     from shmemar.host.startup import init as init
     from shmemar.host.symmetric import SymmetricArray as SymmetricArray
@@ -64,6 +65,7 @@ __all__ = [
     "ShmemarError",
     "SymmetricArray",
     "__version__",
+    "check_kernel",
     "init",
     "scratch_nbytes",
 ]
@@ -72,6 +74,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Communicator": "shmemar.host.communicator",
+    "check_kernel": "shmemar.host.checker",
     "init": "shmemar.host.startup",
     "LLScratch": "shmemar.host.user_kernels",
     "ReduceOp": "shmemar.dtypes",

@@ -1,16 +1,17 @@
-"""Command line: ``python -m shmemar allreduce``, under ``mpirun``, and ``doctor``, without."""
+"""Command line: ``python -m shmemar allreduce``, under ``mpirun``; ``check`` and ``doctor``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shmemar import __version__
 from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
 from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError, ShmemarError
-from shmemar.spec import Backend
+from shmemar.spec import Backend, Kernel, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,13 +51,87 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="say what this machine has, which backends work, and what to do about the rest",
         description="Exit status 0: the backend that auto picks works here; 1: it does not.",
     )
+    _add_check(commands)
     arguments = parser.parse_args(argv)
     if arguments.command == "doctor":
         return _doctor()
+    if arguments.command == "check":
+        try:
+            return _controls() if arguments.controls else _check(arguments)
+        except ShmemarError as error:
+            print(f"shmemar: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            return 2
     try:
         return _allreduce(arguments)
     except ShmemarError as error:
         return _refuse(error)
+
+
+def _add_check(commands: Any) -> None:
+    check = commands.add_parser(
+        "check",
+        help="run kernels as plain Python under hostile schedules, and look for races",
+        description=(
+            "Run it without mpirun. A failure prints its seed, which makes the same run again: "
+            "python -m shmemar check --kernel one_shot --protocol ll --ranks 2 --seed 7"
+        ),
+    )
+    check.add_argument("--kernel", choices=[kernel.value for kernel in Kernel], help="default: all")
+    check.add_argument(
+        "--protocol", choices=[protocol.value for protocol in Protocol], help="default: all"
+    )
+    check.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8], metavar="N")
+    check.add_argument("--seeds", type=int, default=200, help="runs of each; default: 200")
+    check.add_argument("--seed", type=int, default=None, help="run this one seed")
+    check.add_argument(
+        "--schedule", default=None, help="a kind of schedule, or exhaustive; default: all in turn"
+    )
+    check.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; default: CPUs"
+    )
+    check.add_argument(
+        "--controls",
+        action="store_true",
+        help="instead, take out what guards the kernels, and print how that is found",
+    )
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from shmemar.host.check_runs import HEADER, command_of, line_of, request, run_checks
+
+    wanted = request(
+        kernel=arguments.kernel,
+        protocol=arguments.protocol,
+        ranks=arguments.ranks,
+        seeds=arguments.seeds,
+        seed=arguments.seed,
+        schedule=arguments.schedule,
+        jobs=arguments.jobs,
+    )
+    print(f"# shmemar {__version__}, kernels as plain Python under hostile schedules")
+    print(HEADER, flush=True)
+    failures = 0
+    for report in run_checks(wanted):
+        print(line_of(report), flush=True)
+        if report.failure is not None:
+            failures += 1
+            print(f"  {report.failure}")
+            print(f"  again: {command_of(report, wanted.schedule)}", flush=True)
+    print(f"# {failures} failed" if failures else "# nothing found", flush=True)
+    return 1 if failures else 0
+
+
+def _controls() -> int:
+    from shmemar.host.controls import control_table
+    from shmemar.host.guards import CONTROLS
+    from shmemar.host.threads import load_greenlet
+
+    load_greenlet()
+    is_right = True
+    for line, is_found in control_table(CONTROLS):
+        print(line, flush=True)
+        is_right = is_right and is_found
+    return 0 if is_right else 1
 
 
 def _refuse(error: ShmemarError) -> int:

@@ -40,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="whose arrays tests/distributed reduces; on GPUs cupy or torch (default: numpy)",
     )
     group.addoption(
+        "--protocol-seeds",
+        type=int,
+        default=27,
+        help="schedules of each kernel in tests/protocol (default: 27)",
+    )
+    group.addoption(
         "--ranks",
         default="1,2,3",
         help="numbers of ranks that tests/test_mpirun.py starts (default: 1,2,3)",

@@ -58,5 +58,5 @@ def from_lane_before(value: Any, distance: int) -> Any:
 
     A number, or a tuple of numbers. The first `distance` lanes get their own. Orders no memory.
     """
-    place, values = current().meet(Group.WARP, value)
+    place, values = current().meet(Group.WARP, value, orders_memory=False)
     return values[place - distance] if place >= distance else value

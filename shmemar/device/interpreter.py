@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Group", "Machine", "Order", "current", "running"]
+__all__ = ["Group", "Machine", "Order", "Scope", "current", "running"]
 
 
 class Order(Enum):
@@ -21,6 +21,14 @@ class Order(Enum):
 
     WEAK = "weak"
     RELAXED_SYS = "relaxed.sys"
+    RELEASE_SYS = "release.sys"
+
+
+class Scope(Enum):
+    """Observers to whom a fence promises its order."""
+
+    GPU = "gpu"
+    SYS = "sys"
 
 
 class Group(Enum):
@@ -51,17 +59,19 @@ class Machine(Protocol):
     def add(self, address: int, value: int) -> None:
         """Add to a word, wrapping, as one relaxed operation of system scope."""
 
-    def add_b64(self, address: int, value: int) -> None:
-        """Add to 8 aligned bytes, wrapping, as one relaxed operation of system scope."""
+    def add_b64(self, address: int, value: int, order: Order) -> None:
+        """Add to 8 aligned bytes, wrapping, as one operation."""
 
-    def fence(self) -> None:
-        """Order everything before against everything after."""
+    def fence(self, scope: Scope) -> None:
+        """Order everything before against everything after, as observers of `scope` see it."""
 
     def shares_work(self) -> bool:
         """Whether the threads of a block run at once, so that they may meet."""
 
-    def meet(self, group: Group, offered: Any) -> tuple[int, list[Any]]:
-        """Wait for the rest of the thread's group, and order their memory operations around it.
+    def meet(
+        self, group: Group, offered: Any, *, orders_memory: bool = True
+    ) -> tuple[int, list[Any]]:
+        """Wait for the rest of the thread's group; by default order their operations around it.
 
         Returns:
             The own place in the group, and what each thread offered, by place: None of one that has

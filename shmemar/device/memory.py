@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shmemar.device.interpreter import Order, current
+from shmemar.device.interpreter import Order, Scope, current
 
 if TYPE_CHECKING:
     from shmemar.device.words import Packet
@@ -121,14 +121,12 @@ def ld_relaxed_sys_b64(address: int) -> int:
 
 def st_release_sys_b64(address: int, value: int) -> None:
     """Store a 64-bit integer, behind everything that the thread has done or seen done."""
-    current().fence()
-    current().store(address, (value & 0xFFFFFFFF, value >> 32), Order.RELAXED_SYS)
+    current().store(address, (value & 0xFFFFFFFF, value >> 32), Order.RELEASE_SYS)
 
 
 def red_release_sys_add_u64(address: int, value: int) -> None:
     """Add to a 64-bit integer, which wraps, behind everything that the thread has done or seen."""
-    current().fence()
-    current().add_b64(address, value)
+    current().add_b64(address, value, Order.RELEASE_SYS)
 
 
 def exch_relaxed_sys_b32(address: int, word: int) -> int:
@@ -143,12 +141,12 @@ def red_relaxed_sys_add_u32(address: int, value: int) -> None:
 
 def fence_acq_rel_gpu() -> None:
     """Order the thread's memory operations around it, as observers on its own GPU see them."""
-    current().fence()
+    current().fence(Scope.GPU)
 
 
 def fence_acq_rel_sys() -> None:
     """Order the thread's memory operations before the fence against those after it."""
-    current().fence()
+    current().fence(Scope.SYS)
 
 
 def globaltimer_ns() -> int:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLScratch",
     "as_scalar",
+    "check_function",
     "check_kernel",
     "compiled",
     "first_array",
@@ -92,6 +93,25 @@ def check_kernel(kernel: Any, buffer: Any, known: Sequence[LLScratch]) -> None:
         ArgumentTypeError: `kernel` is not a function, or `buffer` no LLScratch.
         ArgumentError: `buffer` is another communicator's, or `kernel` raises.
     """
+    check_function(kernel)
+    if not isinstance(buffer, LLScratch):
+        raise ArgumentTypeError(
+            f"buffer is {type(buffer).__name__}; expected what ll_buffer() of this communicator "
+            "returned."
+        )
+    if not any(buffer is each for each in known):
+        raise ArgumentError(
+            "buffer is another communicator's; expected one of this communicator's ll_buffer()."
+        )
+
+
+def check_function(kernel: Any) -> None:
+    """Check that a user's kernel is a function that numba may compile.
+
+    Raises:
+        ArgumentTypeError: It is not a function.
+        ArgumentError: It raises.
+    """
     if not isinstance(kernel, FunctionType):
         raise ArgumentTypeError(
             f"kernel is {type(kernel).__name__}; expected a plain Python function "
@@ -101,15 +121,6 @@ def check_kernel(kernel: Any, buffer: Any, known: Sequence[LLScratch]) -> None:
         raise ArgumentError(
             f"kernel {kernel.__name__} has a raise or an assert; expected none, as a GPU would end "
             "the thread in the middle of its exchange, and nobody would hear of it."
-        )
-    if not isinstance(buffer, LLScratch):
-        raise ArgumentTypeError(
-            f"buffer is {type(buffer).__name__}; expected what ll_buffer() of this communicator "
-            "returned."
-        )
-    if not any(buffer is each for each in known):
-        raise ArgumentError(
-            "buffer is another communicator's; expected one of this communicator's ll_buffer()."
         )
 
 

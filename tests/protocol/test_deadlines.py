@@ -14,17 +14,34 @@ from shmemar.device.interpreter import running
 from shmemar.device.kernels import KernelArguments, build, one_shot_wide
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.failure import failure_from
+from shmemar.host.hostile_machine import HostileMachine
+from shmemar.host.memory_map import MemoryMap, Span
+from shmemar.host.schedule import schedule_of
+from shmemar.host.threads import Launch
+from shmemar.host.verdict import ProtocolError, Verdict
 from shmemar.layout import FAILURE_DTYPE, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
-from tests.protocol.random_machine import MeetingMachine, RandomMachine, StuckError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shmemar.device.interpreter import Order
+    from shmemar.host.memory_map import Area
+
 LAYOUT = LLLayout(3, nslots=4)
 SPEC = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 3)
-EPOCHS, BROKEN, RECORD, ARRAYS = 1 << 32, 2 << 32, (2 << 32) + 128, 3 << 32
-OUTPUT = ARRAYS + 4096
+
+
+class CountingMachine(HostileMachine):
+    """Counts stores, and knows where the failure records are."""
+
+    nstores = 0
+    records: list[Area]
+    outputs: list[Area]
+
+    def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        self.nstores += 1
+        super().store(address, words, order)
 
 
 @pytest.fixture(autouse=True)
@@ -33,48 +50,60 @@ def _looks_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shmemar.device.packet_buffer.POLLS_PER_LOOK", 4)
 
 
-def run_without_rank_2(seed: int, nlaunches: int) -> RandomMachine:
+def run_without_rank_2(seed: int, nlaunches: int) -> CountingMachine:
     """Launch on ranks 0 and 1 only, 4 threads each."""
-    return run_without_last(RandomMachine(seed, tick_ns=40), SPEC, LAYOUT, 4, nlaunches)
+    return run_without_last(SPEC, LAYOUT, 4, seed, nlaunches)
 
 
 def run_without_last(
-    machine: RandomMachine, spec: KernelSpec, layout: LLLayout, nthreads: int, nlaunches: int = 1
-) -> RandomMachine:
+    spec: KernelSpec, layout: LLLayout, nthreads: int, seed: int, nlaunches: int = 1
+) -> CountingMachine:
     """Launch on all ranks but the last, of a message of 9 elements."""
-    bases = tuple((rank + 1) << 40 for rank in range(spec.nranks))
+    memory, ranks = MemoryMap(spec.nranks), range(spec.nranks)
+    limit = 20_000 * spec.nranks + 40_000
+    machine = CountingMachine(schedule_of(seed, spec.nranks), memory, limit=limit, tick_ns=40)
+    regions, epochs, controls, sources, machine.outputs, machine.records = (
+        [memory.add(name, rank, nbytes) for rank in ranks]
+        for name, nbytes in (
+            ("region", layout.nbytes),
+            ("epochs", layout.epochs_nbytes),
+            ("broken word", 4),
+            ("input", 36),
+            ("output", 36),
+            ("record", FAILURE_DTYPE.itemsize),
+        )
+    )
     body = build(spec, layout)
 
-    def launches(rank: int) -> Iterator[list[Callable[[], None]]]:
-        base = bases[rank]
-        for _ in range(nlaunches):
-
-            def thread(index: int) -> None:
-                arguments = KernelArguments.of_message(
-                    spec,
-                    base + ARRAYS,
-                    base + OUTPUT,
-                    9,
-                    peers=bases,
-                    epochs=base + EPOCHS,
-                    broken=base + BROKEN,
-                    record=base + RECORD,
-                    timeout_ns=1000,
-                )
-                body(arguments, rank, index, nthreads, nthreads)
-
-            yield [lambda index=index: thread(index) for index in range(nthreads)]  # type: ignore[misc]
+    def launches(rank: int) -> Iterator[Launch]:
+        own = [
+            areas[rank] for areas in (epochs, controls, sources, machine.outputs, machine.records)
+        ]
+        arguments = KernelArguments.of_message(
+            spec,
+            sources[rank].address,
+            machine.outputs[rank].address,
+            9,
+            peers=tuple(area.address for area in regions),
+            epochs=epochs[rank].address,
+            broken=controls[rank].address,
+            record=machine.records[rank].address,
+            timeout_ns=1000,
+        )
+        rights = memory.rights([Span(area, "rw") for area in (*regions, *own)])
+        bodies: list[Callable[[], None]] = [
+            partial(body, arguments, rank, index, nthreads, nthreads) for index in range(nthreads)
+        ]
+        for number in range(nlaunches):
+            yield Launch(f"launch {number}", rank, bodies, rights, nthreads)
 
     with running(machine), np.errstate(over="ignore"):
-        machine.run([launches(rank) for rank in range(spec.nranks - 1)])
-        machine.drain(lambda _: True)
+        machine.run([launches(rank) for rank in ranks[:-1]])
     return machine
 
 
-def record_of(machine: RandomMachine, rank: int) -> bytes:
-    base = ((rank + 1) << 40) + RECORD
-    words = [machine.words.get(base + 4 * i, 0) for i in range(FAILURE_DTYPE.itemsize // 4)]
-    return np.array(words, "<u4").tobytes()
+def record_of(machine: CountingMachine, rank: int) -> bytes:
+    return machine.peek(machine.records[rank].address, FAILURE_DTYPE.itemsize)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -89,11 +118,10 @@ def test_every_thread_ends_and_the_record_names_the_missing_rank(seed: int) -> N
         assert rank not in failure.missing
 
 
-def run_lanes_without_rank_16() -> RandomMachine:
+def run_lanes_without_rank_16() -> CountingMachine:
     """A warp of each of 16 ranks; only the lanes of its last part wait for the missing one."""
     spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 17)
-    machine = MeetingMachine(0, tick_ns=40)
-    return run_without_last(machine, spec, LLLayout(17, nslots=8), WARP_THREADS)
+    return run_without_last(spec, LLLayout(17, nslots=8), WARP_THREADS, seed=0)
 
 
 def test_lanes_give_up_together() -> None:
@@ -102,14 +130,15 @@ def test_lanes_give_up_together() -> None:
         failure = failure_from(partial(record_of, machine, rank), 1e-6)
         assert failure is not None
         assert failure.rank == rank
-        output = ((rank + 1) << 40) + OUTPUT
-        assert not any(output <= address < output + 4096 for address in machine.words)
+        assert machine.peek(machine.outputs[rank].address, 36) == bytes(36)
 
 
 def test_a_lane_that_gives_up_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_shot_wide, "all_in_warp", lambda value: value)
-    with pytest.raises(StuckError):
+    with pytest.raises(ProtocolError) as caught:
         run_lanes_without_rank_16()
+    # The others are handed a sum by a lane that has ended.
+    assert caught.value.verdict is Verdict.RAISED
 
 
 def stores_of_later_launches(seed: int) -> int:
@@ -138,28 +167,26 @@ def test_without_the_broken_word_in_the_spin_threads_wait_for_their_own_deadline
 ) -> None:
     """The negative control: with a clock that stands still, only the broken word can end a spin."""
     monkeypatch.setattr(watchdog, "is_broken", lambda _: False)
-    monkeypatch.setattr(RandomMachine, "clock_ns", _first_thread_only_clock())
-    with pytest.raises(StuckError):
+    monkeypatch.setattr(HostileMachine, "clock_ns", _first_thread_only_clock())
+    with pytest.raises(ProtocolError) as caught:
         run_without_rank_2(0, nlaunches=1)
+    assert caught.value.verdict is Verdict.LIVELOCK
 
 
 def test_the_broken_word_ends_a_spin_whose_clock_stands_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(RandomMachine, "clock_ns", _first_thread_only_clock())
+    monkeypatch.setattr(HostileMachine, "clock_ns", _first_thread_only_clock())
     machine = run_without_rank_2(0, nlaunches=1)
     assert failure_from(partial(record_of, machine, 0), 1e-6) is not None
 
 
-def _first_thread_only_clock() -> Callable[[RandomMachine], int]:
+def _first_thread_only_clock() -> Callable[[HostileMachine], int]:
     """A clock that runs for one thread of each rank, and stands still for the others."""
     clocks: dict[int, tuple[object, int]] = {}
 
-    def clock_ns(self: RandomMachine) -> int:
-        from greenlet import getcurrent
-
-        thread = getcurrent()
-        rank = self.rank_of[thread]
+    def clock_ns(self: HostileMachine) -> int:
+        thread, rank = self.turns.current, self.turns.current.rank
         owner, time_ns = clocks.setdefault(rank, (thread, 1))
         if owner is not thread:
             return 1

@@ -1,16 +1,15 @@
-"""Put and signal under random schedules: what a signal covers is there when the signal is."""
+"""Put and signal under hostile schedules: what a signal covers is there when the signal is."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from shmemar.device import signal
 from shmemar.device.groups import all_in_block
-from shmemar.device.interpreter import Group, current, running
-from shmemar.device.kernels import UserArguments, build
-from shmemar.device.memory import ld_b32, st_b32
+from shmemar.device.interpreter import Order, current
 from shmemar.device.signal import (
     SIGNAL_ADD,
     SIGNAL_SET,
@@ -20,110 +19,149 @@ from shmemar.device.signal import (
     signal_wait,
     signal_wait_block,
 )
+from shmemar.host import checked_kernels
+from shmemar.host.checked_kernels import UserProgram
+from shmemar.host.checked_run import Program, run_seeds
+from shmemar.host.checker import CheckReport, Symmetric, check_kernel
 from shmemar.spec import Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
-from tests.protocol.random_machine import MeetingMachine, RandomMachine, StuckError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from shmemar.host.hostile_machine import HostileMachine
+    from shmemar.host.threads import Launch
 
 NWORDS, NCALLS = 8, 4
-INBOX, OUTBOX, SIGNAL, ACK, CONTROL, EPOCHS = (k << 32 for k in range(1, 7))
 
 
-def ring(ll: Any, thread: int, nthreads: int, bases: Any, seen: list[int]) -> None:
+def ring(ll: Any, thread: int, nthreads: int, box: Any, signals: Any, view: Any, got: Any) -> None:
     """Each call puts other words into the same memory of the right neighbour."""
     right, left = (ll.rank + 1) % ll.size, (ll.rank - 1) % ll.size
     for call in range(1, NCALLS + 1):
-        source = bases[ll.rank] + OUTBOX + 4 * NWORDS * call
-        inbox = INBOX + 4 * (call // 2 % 2)  # by words, or 16 bytes at a time
+        source = box[ll.rank] + 4 * (12 + NWORDS * call)
+        shift = call // 2 % 2
         op = SIGNAL_SET if call % 2 else SIGNAL_ADD
         value = call if op == SIGNAL_SET else 1
-        put_signal(
-            ll, bases[right] + inbox, source, 4 * NWORDS, bases[right] + SIGNAL, value, op
+        put_signal(ll, box[right] + 4 * shift, source, 4 * NWORDS, signals[right], value, op)
+        if signal_wait(ll, left, signals[ll.rank], call):
+            for i in range(NWORDS):
+                got[NWORDS * (call - 1) + i] = view[shift + i]
+        signal_op(ll, signals[left] + 8, call, SIGNAL_SET)
+        signal_wait(ll, right, signals[ll.rank] + 8, call)
+
+
+def by_block(
+    ll: Any, thread: int, nthreads: int, box: Any, signals: Any, view: Any, got: Any
+) -> None:
+    """What all threads wrote is put by all of them, and read by all of them; so four times."""
+    right, left = (ll.rank + 1) % ll.size, (ll.rank - 1) % ll.size
+    outbox = 12
+    for call in range(1, NCALLS + 1):
+        # The copy gives the words to other threads than those that write them here.
+        for i in range(thread, NWORDS, nthreads):
+            view[outbox + NWORDS - 1 - i] = word(ll.rank, call, i)
+        shift = call // 2 % 2
+        put_signal_block(
+            ll, box[right] + 4 * shift, box[ll.rank] + 4 * outbox, 4 * NWORDS, signals[right],
+            1, SIGNAL_ADD,
         )  # fmt: skip
-        assert signal_wait(ll, left, bases[ll.rank] + SIGNAL, call)
-        seen.extend(ld_b32(bases[ll.rank] + inbox + 4 * i) for i in range(NWORDS))
-        signal_op(ll, bases[left] + ACK, call, SIGNAL_SET)
-        assert signal_wait(ll, right, bases[ll.rank] + ACK, call)
+        if signal_wait_block(ll, left, signals[ll.rank], call):
+            for i in range(thread, NWORDS, nthreads):
+                got[NWORDS * (call - 1) + i] = view[shift + NWORDS - 1 - i]
+        signal.signal_op_block(ll, signals[left] + 8, call, SIGNAL_SET)
+        signal_wait_block(ll, right, signals[ll.rank] + 8, call)
 
 
-def blocks_of_one(ll: Any, thread: int, nthreads: int, bases: Any, seen: list[int]) -> None:
+def blocks_of_one(
+    ll: Any, thread: int, nthreads: int, box: Any, signals: Any, view: Any, got: Any
+) -> None:
     """Threads run one after another here, so the first of a block does the work of all."""
     right, left = (ll.rank + 1) % ll.size, (ll.rank - 1) % ll.size
-    put_signal_block(
-        ll, bases[right] + INBOX, bases[ll.rank] + OUTBOX, 4 * NWORDS, bases[right] + SIGNAL, 1,
-        SIGNAL_ADD,
-    )  # fmt: skip
-    assert signal_wait_block(ll, left, bases[ll.rank] + SIGNAL, 1)
-    if thread == 0:
-        seen.extend(ld_b32(bases[ll.rank] + INBOX + 4 * i) for i in range(NWORDS))
+    source = box[ll.rank] + 4 * (12 + NWORDS)
+    put_signal_block(ll, box[right], source, 4 * NWORDS, signals[right], 1, SIGNAL_ADD)
+    if signal_wait_block(ll, left, signals[ll.rank], 1) and thread == 0:
+        for i in range(NWORDS):
+            got[i] = view[i]
 
 
 def word(rank: int, call: int, i: int) -> int:
     return 1 + rank * 1000 + call * 100 + i
 
 
-def is_right(kernel: Callable[..., None], nranks: int, nthreads: int, seed: int) -> bool:
-    machine = RandomMachine(seed)
-    spec = UserKernelSpec(kernel, BufferSpec("int32", 1, Protocol.LL, nranks, nthreads, 1), ())
-    body = build(spec, spec.buffer.layout)
-    bases = tuple((rank + 1) << 40 for rank in range(nranks))
-    seen: list[list[int]] = [[] for _ in bases]
-    calls = range(1, NCALLS + 1) if kernel is ring else range(1)
-    for rank, base in enumerate(bases):
-        for call in calls:
-            for i in range(NWORDS):
-                machine.words[base + OUTBOX + 4 * (NWORDS * call + i)] = word(rank, call, i)
+def arguments(rank: int, launch: int) -> tuple[Any, ...]:
+    first = np.zeros(12 + NWORDS * (NCALLS + 1), np.uint32)
+    for call in range(1, NCALLS + 1):
+        at = 12 + NWORDS * call
+        first[at : at + NWORDS] = [word(rank, call, i) for i in range(NWORDS)]
+    box = Symmetric(first)
+    got = np.zeros(NWORDS * NCALLS, np.uint32)
+    return box, Symmetric(np.zeros(2, np.uint64)), box.array, got
 
-    def threads_of(rank: int) -> list[Callable[[], None]]:
-        base = bases[rank]
-        arguments = UserArguments(
-            bases, base + EPOCHS, base + CONTROL, base + CONTROL + 128, 0, (bases, seen[rank])
-        )
-        return [lambda t=t: body(arguments, rank, t, nthreads, nthreads) for t in range(nthreads)]  # type: ignore[misc]
 
-    with running(machine):
-        machine.run([iter([threads_of(rank)]) for rank in range(nranks)], limit=20_000)
-    return all(
-        seen[rank] == [word((rank - 1) % nranks, c, i) for c in calls for i in range(NWORDS)]
-        for rank in range(nranks)
+def what_the_left_sent(nranks: int, ncalls: int) -> Callable[[int, int], tuple[Any, ...]]:
+    def expected(rank: int, launch: int) -> tuple[Any, ...]:
+        left = (rank - 1) % nranks
+        got: NDArray[Any] = np.zeros(NWORDS * NCALLS, np.uint32)
+        words = [word(left, call, i) for call in range(1, ncalls + 1) for i in range(NWORDS)]
+        got[: len(words)] = words
+        return None, None, None, got
+
+    return expected
+
+
+def checked(
+    kernel: Callable[..., None], nranks: int, seeds: Iterable[int], threads: int = 1
+) -> CheckReport:
+    return check_kernel(
+        kernel,
+        arguments,
+        what_the_left_sent(nranks, NCALLS),
+        nranks=nranks,
+        dtype="int32",
+        threads=threads,
+        launches=1,
+        seeds=seeds,
     )
-
-
-def first_failure(
-    kernel: Callable[..., None], nranks: int, seeds: Iterable[int], nthreads: int = 1
-) -> int | None:
-    for seed in seeds:
-        try:
-            if not is_right(kernel, nranks, nthreads, seed):
-                return seed
-        except StuckError:
-            return seed
-    return None
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 3])
 def test_every_schedule_delivers_what_a_signal_covers(nranks: int) -> None:
-    assert first_failure(ring, nranks, range(150)) is None
-    assert first_failure(blocks_of_one, nranks, range(60), nthreads=3) is None
+    report = checked(ring, nranks, range(150))
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_the_first_thread_works_for_a_block_whose_threads_run_one_by_one(nranks: int) -> None:
+    buffer = BufferSpec.of(nranks, "int32", threads=3, slots=1, protocol=Protocol.LL)
+    spec = UserKernelSpec(blocks_of_one, buffer, ())
+    user = UserProgram(spec, 3, 1, 20_000, arguments, what_the_left_sent(nranks, 1))
+
+    def prepare(machine: HostileMachine, seed: int) -> list[Iterator[Launch]]:
+        machine.share_work = False
+        return user.prepare(machine, seed)
+
+    report = run_seeds(Program("blocks_of_one", nranks, prepare), range(60))
+    assert report.passed, str(report)
 
 
 def test_a_signal_without_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def relaxed(address: int, value: int) -> None:
-        from shmemar.device.interpreter import Order
-
         current().store(address, (value, 0), Order.RELAXED_SYS)
 
     monkeypatch.setattr(signal, "st_release_sys_b64", relaxed)
-    assert first_failure(ring, 2, range(100)) is not None
+    assert not checked(ring, 2, range(100)).passed
+
+
+def added_relaxed(address: int, value: int) -> None:
+    current().add_b64(address, value, Order.RELAXED_SYS)
 
 
 def test_an_addition_without_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        signal, "red_release_sys_add_u64", lambda address, value: current().add_b64(address, value)
-    )
-    assert first_failure(ring, 2, range(100)) is not None
+    monkeypatch.setattr(signal, "red_release_sys_add_u64", added_relaxed)
+    assert not checked(ring, 2, range(100)).passed
 
 
 NTHREADS = 3
@@ -132,60 +170,24 @@ NTHREADS = 3
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "BLOCK_THREADS", NTHREADS)
-
-
-def by_block(ll: Any, thread: int, nthreads: int, bases: Any, seen: list[int]) -> None:
-    """What all threads wrote is put by all of them, and read by all of them; so four times."""
-    right, left = (ll.rank + 1) % ll.size, (ll.rank - 1) % ll.size
-    for call in range(1, NCALLS + 1):
-        # The copy gives the words to other threads than those that write them here.
-        for i in range(thread, NWORDS, nthreads):
-            st_b32(bases[ll.rank] + OUTBOX + 4 * (NWORDS - 1 - i), word(ll.rank, call, i))
-        inbox = INBOX + 4 * (call // 2 % 2)
-        put_signal_block(
-            ll, bases[right] + inbox, bases[ll.rank] + OUTBOX, 4 * NWORDS, bases[right] + SIGNAL,
-            1, SIGNAL_ADD,
-        )  # fmt: skip
-        assert signal_wait_block(ll, left, bases[ll.rank] + SIGNAL, call)
-        for i in range(thread, NWORDS, nthreads):
-            seen[NWORDS * (call - 1) + i] = ld_b32(bases[ll.rank] + inbox + 4 * (NWORDS - 1 - i))
-        signal.signal_op_block(ll, bases[left] + ACK, call, SIGNAL_SET)
-        assert signal_wait_block(ll, right, bases[ll.rank] + ACK, call)
-
-
-def first_failure_of_blocks(nranks: int, seeds: Iterable[int]) -> int | None:
-    spec = UserKernelSpec(by_block, BufferSpec("int32", 1, Protocol.LL, nranks, 3, 1), ())
-    body = build(spec, spec.buffer.layout)
-    bases = tuple((rank + 1) << 40 for rank in range(nranks))
-    expected = [
-        [word((rank - 1) % nranks, call, i) for call in range(1, NCALLS + 1) for i in range(NWORDS)]
-        for rank in range(nranks)
-    ]
-    for seed in seeds:
-        machine = MeetingMachine(seed, threads={Group.BLOCK: NTHREADS})
-        seen = [[0] * (NWORDS * NCALLS) for _ in bases]
-
-        def threads_of(rank: int, seen: list[list[int]] = seen) -> list[Callable[[], None]]:
-            base = bases[rank]
-            arguments = UserArguments(
-                bases, base + EPOCHS, base + CONTROL, base + CONTROL + 128, 0, (bases, seen[rank])
-            )
-            return [lambda t=t: body(arguments, rank, t, 3, 3) for t in range(3)]  # type: ignore[misc]
-
-        with running(machine):
-            try:
-                machine.run([iter([threads_of(rank)]) for rank in range(nranks)], limit=60_000)
-            except StuckError:
-                return seed
-        if seen != expected:
-            return seed
-    return None
+    monkeypatch.setattr(checked_kernels, "BLOCK_THREADS", NTHREADS)
 
 
 @pytest.mark.usefixtures("_small_blocks")
 @pytest.mark.parametrize("nranks", [2, 3])
 def test_threads_of_a_block_put_and_read_together(nranks: int) -> None:
-    assert first_failure_of_blocks(nranks, range(100)) is None
+    report = checked(by_block, nranks, range(100), NTHREADS)
+    assert report.passed, str(report)
+
+
+def test_a_block_as_large_as_on_a_gpu_puts_together() -> None:
+    report = checked(by_block, 2, [1, 4], 128)
+    assert report.passed, str(report)
+
+
+def test_a_part_of_a_block_is_no_block() -> None:
+    report = checked(by_block, 2, [0], 100)
+    assert "which has 100 threads; expected 128: launch whole blocks" in str(report)
 
 
 @pytest.mark.usefixtures("_small_blocks")
@@ -197,7 +199,7 @@ def test_a_block_that_signals_before_its_threads_have_met_is_caught(
             signal_op(ll, address, value, op)
 
     monkeypatch.setattr(signal, "signal_op_block", at_once)
-    assert first_failure_of_blocks(2, range(100)) is not None
+    assert not checked(by_block, 2, range(100), NTHREADS).passed
 
 
 @pytest.mark.usefixtures("_small_blocks")
@@ -209,12 +211,10 @@ def test_a_block_that_copies_before_its_threads_have_met_is_caught(
         return True if value is True else all_in_block(value)
 
     monkeypatch.setattr(signal, "all_in_block", only_counted)
-    assert first_failure_of_blocks(2, range(100)) is not None
+    assert not checked(by_block, 2, range(100), NTHREADS).passed
 
 
 @pytest.mark.usefixtures("_small_blocks")
 def test_a_signal_of_a_block_without_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        signal, "red_release_sys_add_u64", lambda address, value: current().add_b64(address, value)
-    )
-    assert first_failure_of_blocks(2, range(100)) is not None
+    monkeypatch.setattr(signal, "red_release_sys_add_u64", added_relaxed)
+    assert not checked(by_block, 2, range(100), NTHREADS).passed

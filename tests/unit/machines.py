@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shmemar.device.interpreter import Group, Order
+    from shmemar.device.interpreter import Group, Order, Scope
 
 
 class RefusingMachine:
@@ -35,19 +35,21 @@ class RefusingMachine:
         """Refuse an addition."""
         raise AssertionError(f"unexpected addition of {value} at {address:#x}")
 
-    def add_b64(self, address: int, value: int) -> None:
+    def add_b64(self, address: int, value: int, order: Order) -> None:
         """Refuse an addition to 64 bits."""
-        raise AssertionError(f"unexpected addition of {value} to 64 bits at {address:#x}")
+        raise AssertionError(f"unexpected {order} addition of {value} to 64 bits at {address:#x}")
 
-    def fence(self) -> None:
+    def fence(self, scope: Scope) -> None:
         """Refuse a fence."""
-        raise AssertionError("unexpected fence")
+        raise AssertionError(f"unexpected fence of {scope}")
 
     def shares_work(self) -> bool:
         """Refuse to tell."""
         raise AssertionError("unexpected question whether threads run at once")
 
-    def meet(self, group: Group, offered: Any) -> tuple[int, list[Any]]:
+    def meet(
+        self, group: Group, offered: Any, *, orders_memory: bool = True
+    ) -> tuple[int, list[Any]]:
         """Refuse a meeting."""
         raise AssertionError(f"unexpected meeting of a {group} with {offered}")
 

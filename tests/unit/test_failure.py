@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shmemar.device.interpreter import Order, running
+from shmemar.device.interpreter import Order, Scope, running
 from shmemar.device.watchdog import Watchdog, report
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.failure import failure_from
@@ -111,7 +111,7 @@ class _ControlMemory(RefusingMachine):
         self.store(address, (word,), Order.RELAXED_SYS)
         return before
 
-    def fence(self) -> None:
+    def fence(self, scope: Scope) -> None:
         """Nothing is late here."""
 
 

@@ -195,7 +195,8 @@ import sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {
-            "mpi4py", "numba", "numba_cuda", "llvmlite", "cuda", "nvshmem", "cupy", "torch"
+            "mpi4py", "numba", "numba_cuda", "llvmlite", "cuda", "nvshmem", "cupy", "torch",
+            "greenlet",
         }:
             raise ImportError(f"{name} is blocked")
 

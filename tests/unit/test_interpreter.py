@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from shmemar.device import groups, memory
-from shmemar.device.interpreter import Group, Order, current, running
+from shmemar.device.interpreter import Group, Order, Scope, current, running
 
-WEAK, SYS = Order.WEAK, Order.RELAXED_SYS
+WEAK, SYS, RELEASE = Order.WEAK, Order.RELAXED_SYS, Order.RELEASE_SYS
 WARP, BLOCK = Group.WARP, Group.BLOCK
 
 # Primitive, its arguments, what the machine is asked, and the result if loads give 1, 2, 3, ...
@@ -31,10 +31,10 @@ CALLS = [
     ("exch_relaxed_sys_b32", (8, 5), ("exchange", 8, 5), 9),
     ("red_relaxed_sys_add_u32", (8, 5), ("add", 8, 5), None),
     ("ld_relaxed_sys_b64", (8,), ("load", 8, 2, SYS), 2 << 32 | 1),
-    ("st_release_sys_b64", (8, 7 << 32 | 5), ("store", 8, (5, 7), SYS), None),
-    ("red_release_sys_add_u64", (8, 5), ("add_b64", 8, 5), None),
-    ("fence_acq_rel_gpu", (), ("fence",), None),
-    ("fence_acq_rel_sys", (), ("fence",), None),
+    ("st_release_sys_b64", (8, 7 << 32 | 5), ("store", 8, (5, 7), RELEASE), None),
+    ("red_release_sys_add_u64", (8, 5), ("add_b64", 8, 5, RELEASE), None),
+    ("fence_acq_rel_gpu", (), ("fence", Scope.GPU), None),
+    ("fence_acq_rel_sys", (), ("fence", Scope.SYS), None),
     ("globaltimer_ns", (), ("clock_ns",), 77),
     ("relax", (), ("relax",), None),
 ]
@@ -42,12 +42,12 @@ CALLS = [
 # Likewise of threads that meet, where this one is the third and the others offer 7 and 0.
 MEETINGS = [
     ("share_work", (), ("shares_work",), True),
-    ("all_in_warp", (True,), ("meet", WARP, True), False),
-    ("any_in_warp", (False,), ("meet", WARP, False), True),
-    ("all_in_block", (True,), ("meet", BLOCK, True), False),
-    ("any_in_block", (False,), ("meet", BLOCK, False), True),
-    ("from_lane_before", (5, 2), ("meet", WARP, 5), 7),
-    ("from_lane_before", (5, 3), ("meet", WARP, 5), 5),
+    ("all_in_warp", (True,), ("meet", WARP, True, True), False),
+    ("any_in_warp", (False,), ("meet", WARP, False, True), True),
+    ("all_in_block", (True,), ("meet", BLOCK, True, True), False),
+    ("any_in_block", (False,), ("meet", BLOCK, False, True), True),
+    ("from_lane_before", (5, 2), ("meet", WARP, 5, False), 7),
+    ("from_lane_before", (5, 3), ("meet", WARP, 5, False), 5),
 ]
 
 
@@ -74,22 +74,24 @@ class _Recorder:
     def add(self, address: int, value: int) -> None:
         self.asked.append(("add", address, value))
 
-    def add_b64(self, address: int, value: int) -> None:
-        self.asked.append(("add_b64", address, value))
+    def add_b64(self, address: int, value: int, order: Order) -> None:
+        self.asked.append(("add_b64", address, value, order))
 
     def exchange(self, address: int, word: int) -> int:
         self.asked.append(("exchange", address, word))
         return 9
 
-    def fence(self) -> None:
-        self.asked.append(("fence",))
+    def fence(self, scope: Scope) -> None:
+        self.asked.append(("fence", scope))
 
     def shares_work(self) -> bool:
         self.asked.append(("shares_work",))
         return True
 
-    def meet(self, group: Group, offered: Any) -> tuple[int, list[Any]]:
-        self.asked.append(("meet", group, offered))
+    def meet(
+        self, group: Group, offered: Any, *, orders_memory: bool = True
+    ) -> tuple[int, list[Any]]:
+        self.asked.append(("meet", group, offered, orders_memory))
         return 2, [7, 0, offered]
 
     def relax(self) -> None:
@@ -122,8 +124,7 @@ def test_a_primitive_asks_for_the_width_and_order_in_its_name(
     machine = _Recorder()
     with running(machine):
         assert getattr(memory, name)(*arguments) == result
-    before = [("fence",)] if "release" in name else []
-    assert machine.asked == [*before, asked]
+    assert machine.asked == [asked]
 
 
 @pytest.mark.parametrize(("name", "arguments"), [call[:2] for call in CALLS])

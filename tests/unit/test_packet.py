@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shmemar.device import packet_buffer
-from shmemar.device.interpreter import Order, running
+from shmemar.device.interpreter import Order, Scope, running
 from shmemar.device.packet import LAST_EPOCH, SENTINEL, TWIN, next_epoch
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.watchdog import Watchdog
@@ -54,7 +54,7 @@ class _Slots(RefusingMachine):
         assert order is Order.RELAXED_SYS
         return self.stores.get(address, (SENTINEL,) * nwords)[:nwords]
 
-    def fence(self) -> None:
+    def fence(self, scope: Scope) -> None:
         self.nfences += 1
 
 

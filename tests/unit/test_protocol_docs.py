@@ -5,27 +5,33 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from greenlet import getcurrent
 
+from shmemar.__main__ import main
 from shmemar.config import Config
 from shmemar.device import packet
-from shmemar.device.interpreter import Order, running
+from shmemar.device.interpreter import Order, Scope, running
 from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.watchdog import Watchdog
 from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host.calls import Call, CallSequence
+from shmemar.host.checked_calls import launches_of
+from shmemar.host.guards import CONTROLS
+from shmemar.host.hostile_machine import HostileMachine
+from shmemar.host.memory_map import MemoryMap, rank_of
+from shmemar.host.schedule import schedule_of
 from shmemar.host.scratch import layout_for
+from shmemar.host.verdict import ProtocolError, Verdict
 from shmemar.layout import LL_BUFFERS, PACKET_NBYTES, SENTINEL_BUFFERS, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 from tests.launcher import ROOT
-from tests.protocol import random_machine
-from tests.protocol.random_machine import Call, RandomMachine, wrong_calls
 from tests.unit.machines import RefusingMachine
 
 if TYPE_CHECKING:
@@ -253,55 +259,56 @@ def test_scratch_is_that_of_the_layout(kernel: Kernel, protocol: Protocol, nrank
     assert evaluate(formula, N=nranks, D=pass_nbytes) == layout.nbytes
 
 
-@dataclass
-class _Counting(RandomMachine):
+class _Counting(HostileMachine):
     """Counts what ranks send to their peers, and fences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sent_nbytes: dict[int, int] = {}
-        self.nfences: dict[int, int] = {}
+        self.sent_nbytes: Counter[int] = Counter()
+        self.nfences: Counter[int] = Counter()
 
     def store(self, address: int, words: tuple[int, ...], order: Order) -> None:
-        rank = self.rank_of[getcurrent()]
-        if order is Order.RELAXED_SYS and address >> 40 != rank + 1:
-            self.sent_nbytes[rank] = self.sent_nbytes.get(rank, 0) + 4 * len(words)
+        rank = self.turns.current.rank
+        if order is Order.RELAXED_SYS and rank_of(address >> 3) != rank:
+            self.sent_nbytes[rank] += 4 * len(words)
         super().store(address, words, order)
 
-    def fence(self) -> None:
-        rank = self.rank_of[getcurrent()]
-        self.nfences[rank] = self.nfences.get(rank, 0) + 1
-        super().fence()
+    def fence(self, scope: Scope) -> None:
+        self.nfences[self.turns.current.rank] += 1
+        super().fence(scope)
+
+
+def _run(call: Call) -> _Counting:
+    """Run a call, whose results are checked."""
+    nranks = call.spec.nranks
+    machine = _Counting(schedule_of(1, nranks), MemoryMap(nranks))
+    with running(machine), np.errstate(all="ignore"):
+        machine.run(launches_of(CallSequence((call,)), machine))
+    return machine
 
 
 NTHREADS = 2
-EPOCHS = 1 << 32
 
 
 @pairs
 @pytest.mark.parametrize("nranks", [2, 3, 4])
 @pytest.mark.parametrize("passes", [1, 2, 3, 4])
 def test_a_run_costs_what_the_table_says(
-    kernel: Kernel, protocol: Protocol, nranks: int, passes: int, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, protocol: Protocol, nranks: int, passes: int
 ) -> None:
-    machine = _Counting(seed=1)
-    monkeypatch.setattr(random_machine, "RandomMachine", lambda _: machine)
     spec = spec_of(kernel, protocol, nranks)
-    layout = LLLayout(nranks, NTHREADS, spec.nbuffers)
     shares = nranks if kernel is Kernel.TWO_SHOT else 1
     nbytes = passes * NTHREADS * spec.payload_nbytes * shares
-    call = Call(spec, nbytes // spec.dtype.itemsize, NTHREADS)
-    assert wrong_calls([call], layout, seed=1) == []
+    machine = _run(Call(spec, nbytes // spec.dtype.itemsize, NTHREADS))
 
     row = costs()[kernel, protocol]
     numbers = {"N": nranks, "M": nbytes, "Q": passes}
     for rank in range(nranks):
         assert machine.sent_nbytes[rank] == evaluate(row["sent per rank"], **numbers)
-        nfences = machine.nfences.get(rank, 0)
-        assert nfences == NTHREADS * evaluate(row["fences"], **numbers)
-        for slot in range(NTHREADS):
-            epoch = machine.words[(rank + 1 << 40) + EPOCHS + 4 * slot]
-            assert epoch == passes * int(row["synchronisations"])
+        assert machine.nfences[rank] == NTHREADS * evaluate(row["fences"], **numbers)
+        (epochs,) = machine.map.named("epochs of ", rank)
+        words = np.frombuffer(machine.peek(epochs.address, 4 * NTHREADS), np.uint32)
+        assert words.tolist() == [passes * int(row["synchronisations"])] * NTHREADS
 
 
 # Values
@@ -316,9 +323,13 @@ VALUES = {
 
 @dataclass(frozen=True)
 class _CallOf(Call):
-    """A call whose result is known."""
+    """A call of words whose result is known."""
 
+    given: tuple[int, ...] = ()
     expected: tuple[int, ...] = ()
+
+    def input(self, number: int, rank: int) -> NDArray[Any]:
+        return np.array(self.given, np.uint32)
 
     def result(self, number: int, rank: int) -> NDArray[Any] | None:
         is_root = self.spec.kernel is Kernel.BROADCAST and rank == self.root
@@ -327,19 +338,19 @@ class _CallOf(Call):
 
 @pairs
 @pytest.mark.parametrize("column", VALUES)
-def test_values_arrive_as_the_table_says(
-    kernel: Kernel, protocol: Protocol, column: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_arrive_as_the_table_says(kernel: Kernel, protocol: Protocol, column: str) -> None:
     words, twins = VALUES[column]
     treatment = costs()[kernel, protocol][column]
     assert treatment in {"kept", "twin"}
     expected = [twins.get(word, word) for word in words] if treatment == "twin" else words
-    monkeypatch.setattr(
-        random_machine, "exact_input", lambda *_, **__: np.array(words, np.uint32).view(np.float32)
-    )
     spec = spec_of(kernel, protocol, 2)
-    call = _CallOf(spec, len(words), 1, expected=tuple(expected))
-    assert wrong_calls([call], LLLayout(2, 1, spec.nbuffers), seed=1) == []
+    _run(_CallOf(spec, len(words), 1, given=tuple(words), expected=tuple(expected)))
+
+
+def test_a_value_that_does_not_arrive_is_noticed() -> None:
+    spec = spec_of(Kernel.ONE_SHOT, Protocol.LL, 2)
+    with pytest.raises(ProtocolError, match="expected"):
+        _run(_CallOf(spec, 2, 1, given=(1, 2), expected=(1, 3)))
 
 
 # Results
@@ -361,3 +372,39 @@ def test_the_numbers_are_those_of_the_kept_results() -> None:
         ]
         assert (kept["dtype"], kept["op"], kept["chained"]) == ("float32", "sum", False)
         assert f"{kept['median_us']:.2f}" == row["us"]
+
+
+# The checker
+
+
+def test_the_table_of_controls_has_a_row_for_each() -> None:
+    rows = table("taken out | kernel")
+    found = [(row["taken out"], row["kernel"]) for row in rows]
+    assert found == [(control.name.strip("`"), control.program.name) for control in CONTROLS]
+    verdicts = {verdict.value for verdict in Verdict}
+    for row in rows:
+        assert {row["found as"], row["by results alone"]} <= verdicts
+
+
+EXAMPLE = TEXT.partition("### Check your own kernel\n")[2].partition("```python\n")[2]
+EXAMPLE = EXAMPLE.partition("```")[0]
+
+
+def test_the_example_of_a_kernel_that_is_checked_runs() -> None:
+    exec(compile(EXAMPLE, "docs/protocols.md", "exec"), {})  # noqa: S102
+
+
+def test_the_example_fails_as_the_page_says() -> None:
+    without = EXAMPLE.replace("        ll.advance_epoch()\n", "")
+    assert without != EXAMPLE
+    (told,) = re.findall(r"Without `ll.advance_epoch\(\)` the report says: `(.*?)`", TEXT)
+    with pytest.raises(AssertionError, match=told):
+        exec(compile(without, "docs/protocols.md", "exec"), {})  # noqa: S102
+
+
+def test_the_commands_of_the_checker_are_known_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = re.findall(r"^python -m shmemar (check.*?) +#", TEXT, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert main([*command.split(), "--seeds", "1", "--jobs", "1"]) == 0
+        assert capsys.readouterr().out.endswith("# nothing found\n")

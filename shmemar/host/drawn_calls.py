@@ -1,0 +1,108 @@
+"""Sequences of calls that are drawn from a seed, most of them of one kernel and protocol.
+
+A sequence mixes counts, types, operators, grids, roots, alignments, loops of a body in one launch,
+and calls of other kernels. It may begin with epochs just before their wrap, be replayed, as a CUDA
+graph would be, with the same arguments and other data, or overlap as programmatic launch lets it.
+"""
+
+from __future__ import annotations
+
+import random
+
+from shmemar.device.groups import WARP_THREADS
+from shmemar.device.kernels import BUILDERS
+from shmemar.device.packet import LAST_EPOCH
+from shmemar.dtypes import DTYPES, DType, ReduceOp, supported_ops
+from shmemar.errors import ArgumentError
+from shmemar.host.calls import FEW_SLOTS, MARKS, Call, CallSequence
+from shmemar.host.exact import numpy_dtype
+from shmemar.spec import WIDE_RANKS, Kernel, KernelSpec, Protocol
+
+__all__ = ["PAIRS", "draw_sequence", "tiny_sequence"]
+
+PAIRS: list[tuple[Kernel, Protocol]] = [
+    (kernel, protocol)
+    for kernel in BUILDERS
+    for protocol in Protocol
+    if kernel.reduces or protocol is Protocol.LL
+]
+"""Every kernel with each of its protocols."""
+
+WRAPS = (LAST_EPOCH - 1, LAST_EPOCH - 2, LAST_EPOCH - 4, 2**31 - 3)
+EXACT_RANKS = 8
+"""The most ranks whose 16-bit sums and whose products are exact (`exact_input`)."""
+
+
+def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) -> CallSequence:
+    """Draw a sequence, most of whose calls are of one kernel and protocol."""
+    draw = random.Random(f"{kernel.value} {protocol.value} {nranks} {seed}")  # noqa: S311
+    calls: list[Call] = []
+    for _ in range(draw.randint(3, 5) if nranks < WIDE_RANKS else 2):
+        others = [pair for pair in PAIRS if pair != (kernel, protocol)]
+        pair = draw.choice(others) if calls and draw.random() < 0.2 else (kernel, protocol)
+        calls.append(_draw_call(*pair, nranks, draw))
+    overlaps = draw.random() < 0.15
+    return CallSequence(
+        tuple(calls),
+        first_epoch=draw.choice([0, 0, 0, *WRAPS]),
+        replays=1 if overlaps else draw.choice([1, 1, 2]),
+        resident=2 * nranks if overlaps else None,
+        share_work=nranks < WIDE_RANKS or draw.random() < 0.7,
+    )
+
+
+def tiny_sequence(kernel: Kernel, protocol: Protocol, nranks: int) -> CallSequence:
+    """The shortest sequence in which every buffer is used again: for going through schedules."""
+    spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks)
+    owners = nranks if kernel is Kernel.TWO_SHOT else 1
+    count = owners * spec.payload_nbytes // spec.dtype.itemsize
+    once, twice = Call(spec, count, 1), Call(spec, 2 * count, 1)
+    return CallSequence((twice, once) if kernel is Kernel.TWO_SHOT else (twice, twice))
+
+
+def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random) -> Call:
+    spec = _draw_spec(kernel, protocol, nranks, draw)
+    nthreads = draw.randint(1, FEW_SLOTS // spec.packets_per_thread)
+    repeats = draw.choice([1, 1, 1, 1, 1, 3])
+    passes = draw.choice([1, 1, 2, 3, 4]) if repeats == 1 else 1
+    busy = nthreads
+    if nranks >= WIDE_RANKS:  # which costs as many operations as many calls of few ranks
+        passes = min(passes, 2)
+    if spec.lanes > 1:
+        nthreads = WARP_THREADS
+        busy, passes = draw.choice([(busy, 1), (busy, 1), (nthreads // spec.lanes, 3)])
+    owners = nranks if kernel is Kernel.TWO_SHOT else 1
+    most = passes * busy * spec.packets_per_thread * owners * spec.payload_nbytes
+    most = max(most // spec.dtype.itemsize, 1)
+    return Call(
+        spec,
+        most if draw.random() < 0.3 else draw.randint(most // 2 + 1, most),
+        nthreads,
+        root=draw.randrange(nranks),
+        repeats=repeats,
+        in_place=kernel.reduces and draw.random() < 0.25,
+        shift=draw.randrange(3),
+        is_marked=(spec.dtype.name, spec.op) in MARKS and kernel.reduces and draw.random() < 0.5,
+    )
+
+
+def _draw_spec(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random) -> KernelSpec:
+    fitting = [each for each in DTYPES.values() if _fits(each, protocol, nranks)]
+    dtype = DTYPES["float32"] if draw.random() < 0.3 else draw.choice(fitting)
+    ops = [op for op in supported_ops(dtype) if nranks <= EXACT_RANKS or op is not ReduceOp.PROD]
+    if dtype.name == "complex128" and ReduceOp.PROD in ops and draw.random() < 0.5:
+        # With LL packets the one that takes two for each thread.
+        return KernelSpec(kernel, protocol, dtype, ReduceOp.PROD, nranks)
+    return KernelSpec(kernel, protocol, dtype, draw.choice(ops), nranks)
+
+
+def _fits(dtype: DType, protocol: Protocol, nranks: int) -> bool:
+    if protocol is Protocol.SENTINEL and dtype.is_integer:
+        return False
+    if dtype.component_nbytes == 2 and nranks > EXACT_RANKS:
+        return False
+    try:
+        numpy_dtype(dtype)
+    except ArgumentError:  # bfloat16, without ml_dtypes
+        return False
+    return True

@@ -1,0 +1,282 @@
+"""The negative controls: each guard of the protocols, and how it is taken out."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shmemar.device import kernels, packet_buffer, signal
+from shmemar.device.groups import all_in_warp
+from shmemar.device.interpreter import Order, Scope, current
+from shmemar.device.kernels import exchange
+from shmemar.device.ll_buffer import LLBuffer
+from shmemar.device.memory import fence_acq_rel_gpu
+from shmemar.device.packet import LAST_EPOCH, SENTINEL
+from shmemar.device.packet_buffer import PacketBuffer
+from shmemar.device.signal import (
+    signal_op,
+)
+from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host import checked_calls
+from shmemar.host.calls import Call, CallSequence
+from shmemar.host.checked_calls import launches_of
+from shmemar.host.checked_run import Program
+from shmemar.host.control_kernels import in_a_ring, in_a_ring_of_warps, ring, sums
+from shmemar.host.controls import Control, Patch
+from shmemar.host.drawn_calls import PAIRS, draw_sequence
+from shmemar.layout import LLLayout
+from shmemar.spec import Kernel, KernelSpec, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+__all__ = ["CONTROLS"]
+
+LL, SENTINEL_PROTOCOL = Protocol.LL, Protocol.SENTINEL
+ONE_SHOT, TWO_SHOT, BROADCAST = Kernel.ONE_SHOT, Kernel.TWO_SHOT, Kernel.BROADCAST
+
+
+def _drawn(kernel: Kernel, protocol: Protocol, nranks: int = 2) -> Program:
+    """Sequences of calls that are drawn from the seeds."""
+    draw = partial(draw_sequence, kernel, protocol, nranks)
+    return Program(
+        f"{kernel.value}/{protocol.value}",
+        nranks,
+        lambda machine, seed: launches_of(draw(seed), machine),
+        lambda seed: draw(seed).resident,
+    )
+
+
+def _fixed(sequence: CallSequence) -> Program:
+    spec = sequence.calls[0].spec
+    return Program(
+        f"{spec.kernel.value}/{spec.protocol.value}",
+        spec.nranks,
+        lambda machine, _: launches_of(sequence, machine),
+        lambda _: sequence.resident,
+    )
+
+
+def _spec(kernel: Kernel, protocol: Protocol) -> KernelSpec:
+    return KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 2)
+
+
+def _replace(owner: Any, name: str, new: Any) -> Patch:
+    return Patch(owner, name, lambda _: new)
+
+
+def _nothing(*_: Any) -> None:
+    """In the place of what is taken out."""
+
+
+# Packets and epochs
+
+
+def _in_buffers(count: int) -> Patch:
+    def make(offset: Callable[..., int]) -> Callable[..., int]:
+        def with_fewer(
+            epoch: int, source: int, slot: int, pitch: int, buffer: int, nbuffers: int
+        ) -> int:
+            here = epoch % 2 if nbuffers == 2 else epoch % 3
+            return offset(here % count, source, slot, pitch, buffer, nbuffers)
+
+        return with_fewer
+
+    return Patch(packet_buffer, "packet_offset", make)
+
+
+def _first_half_only(whole: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda ll, packets, at: whole(ll, packets[at : at + 2] * 2, 0)
+
+
+def _first_word_only(whole: Callable[..., bool]) -> Callable[..., bool]:
+    def arrived(ll: PacketBuffer, packets: list[int], at: int) -> bool:
+        if ll.machine_word_nbytes == 0:
+            return whole(ll, packets, at)
+        return packets[at] != SENTINEL
+
+    return arrived
+
+
+def _wrap_to_even(epoch: int) -> int:
+    return 2 if epoch == LAST_EPOCH else epoch + 1
+
+
+def _pitch_of_message(call: Call, layout: LLLayout) -> Callable[..., Any]:
+    nslots = call.nthreads * call.spec.packets_per_thread
+    own = LLLayout(layout.nranks, nslots, layout.nbuffers)
+    return kernels.build(call.spec, own, looped=call.repeats > 1)
+
+
+def _two_layouts(spec: KernelSpec) -> LLLayout:
+    return LLLayout(spec.nranks, 2 if spec.kernel is TWO_SHOT else 4, spec.nbuffers)
+
+
+def _not_looped(call: Call, layout: LLLayout) -> Callable[..., Any]:
+    return kernels.build(call.spec, layout)
+
+
+_REPLAYED = CallSequence((Call(_spec(ONE_SHOT, LL), 6, 2),), replays=4)
+_BOTH = CallSequence(
+    (
+        Call(_spec(ONE_SHOT, LL), 8, 4),
+        Call(_spec(TWO_SHOT, LL), 8, 2),
+        Call(_spec(ONE_SHOT, LL), 3, 2),
+        Call(_spec(TWO_SHOT, LL), 12, 2),
+    ),
+    replays=2,
+)
+_OVERLAPPING = CallSequence((Call(_spec(ONE_SHOT, LL), 4, 2),) * 8, resident=4)
+_LOOPED = CallSequence((Call(_spec(TWO_SHOT, SENTINEL_PROTOCOL), 8, 2, repeats=8),))
+
+
+# Programmatic launch
+
+
+def _trigger_first(machine: Any) -> None:
+    machine.trigger()
+    machine.wait_for_launch()
+
+
+def _trigger_only(machine: Any) -> None:
+    machine.trigger()
+
+
+# Signals
+
+
+def _stored_relaxed(address: int, value: int) -> None:
+    current().store(address, (value & 0xFFFFFFFF, value >> 32), Order.RELAXED_SYS)
+
+
+def _stored_at_gpu_scope(address: int, value: int) -> None:
+    current().fence(Scope.GPU)
+    _stored_relaxed(address, value)
+
+
+def _added_relaxed(address: int, value: int) -> None:
+    current().add_b64(address, value, Order.RELAXED_SYS)
+
+
+def _signal_of_first_lane(ll: Any, address: int, value: int, op: int) -> None:
+    if ll.thread % 32 == 0:
+        signal_op(ll, address, value, op)
+
+
+def _votes_that_count(value: bool) -> bool:  # noqa: FBT001 - an operand
+    # A constant is what the meetings before and after a copy vote.
+    return True if value is True else all_in_warp(value)
+
+
+_RING = ring(in_a_ring, 1, 6, 3)
+_WARPS = ring(in_a_ring_of_warps, 32, 32, 1)
+
+_WITH_SENTINEL = [pair for pair in PAIRS if pair[1] is SENTINEL_PROTOCOL]
+_WITH_LL = [pair for pair in PAIRS if pair[1] is LL]
+
+
+def _of_each(name: str, patch: Patch, pairs: list[tuple[Kernel, Protocol]]) -> tuple[Control, ...]:
+    return tuple(Control(name, (patch,), _drawn(*pair)) for pair in pairs)
+
+
+CONTROLS: tuple[Control, ...] = (
+    *_of_each("the second of two buffers", _in_buffers(1), _WITH_LL),
+    *_of_each("the third of three buffers", _in_buffers(2), _WITH_SENTINEL),
+    *_of_each("an epoch word for each slot", _replace(exchange, "EPOCH_NBYTES", 0), PAIRS),
+    *_of_each(
+        "the flag of the second half",
+        Patch(packet_buffer, "_arrived", _first_half_only),
+        _WITH_LL,
+    ),
+    *_of_each(
+        "all words but the first of a sentinel packet",
+        Patch(packet_buffer, "_arrived", _first_word_only),
+        _WITH_SENTINEL,
+    ),
+    *_of_each("the reset of a slot", _replace(PacketBuffer, "reset", _nothing), _WITH_SENTINEL),
+    *_of_each(
+        "the fence behind resets",
+        _replace(PacketBuffer, "fence_resets", _nothing),
+        _WITH_SENTINEL,
+    ),
+    *_of_each(
+        "the twin of what looks empty",
+        _replace(PacketBuffer, "encode", _nothing),
+        _WITH_SENTINEL,
+    ),
+    *_of_each("the wrap from even to odd", _replace(exchange, "next_epoch", _wrap_to_even), PAIRS),
+    Control(
+        "the epoch word in memory, for a launch argument that is replayed",
+        (_replace(exchange, "st_b32", _nothing),),
+        _fixed(_REPLAYED),
+    ),
+    *(
+        Control(
+            "the pitch that no message changes",
+            (_replace(checked_calls, "body_of", _pitch_of_message),),
+            _drawn(*pair),
+        )
+        for pair in PAIRS
+    ),
+    Control(
+        "a region for each layout",
+        (
+            _replace(checked_calls, "region_of", lambda spec: spec.protocol),
+            _replace(checked_calls, "layout_of", _two_layouts),
+        ),
+        _fixed(_BOTH),
+    ),
+    Control(
+        "the fence in a body that is looped",
+        (_replace(checked_calls, "body_of", _not_looped),),
+        _fixed(_LOOPED),
+    ),
+    Control(
+        "the wait before the trigger",
+        (_replace(checked_calls, "before_body", _trigger_first),),
+        _fixed(_OVERLAPPING),
+    ),
+    Control(
+        "the wait behind a programmatic launch",
+        (_replace(checked_calls, "before_body", _trigger_only),),
+        _fixed(_OVERLAPPING),
+    ),
+    *(
+        Control("`advance_epoch`", (_replace(LLBuffer, "advance_epoch", _nothing),), sums(protocol))
+        for protocol in Protocol
+    ),
+    Control(
+        "the release of a signal",
+        (_replace(signal, "st_release_sys_b64", _stored_relaxed),),
+        _RING,
+    ),
+    Control(
+        "the system scope of that release",
+        (_replace(signal, "st_release_sys_b64", _stored_at_gpu_scope),),
+        _RING,
+    ),
+    Control(
+        "the release of an addition",
+        (_replace(signal, "red_release_sys_add_u64", _added_relaxed),),
+        _RING,
+    ),
+    Control(
+        "the acquire behind a signal", (_replace(signal, "fence_acq_rel_sys", _nothing),), _RING
+    ),
+    Control(
+        "the system scope of that acquire",
+        (_replace(signal, "fence_acq_rel_sys", fence_acq_rel_gpu),),
+        _RING,
+    ),
+    Control(
+        "the meeting before a warp's signal",
+        (_replace(signal, "signal_op_warp", _signal_of_first_lane),),
+        _WARPS,
+    ),
+    Control(
+        "the meeting before a warp's copy",
+        (_replace(signal, "all_in_warp", _votes_that_count),),
+        _WARPS,
+    ),
+)

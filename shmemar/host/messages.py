@@ -1,0 +1,130 @@
+"""What the checker's memory holds: messages, stores that wait, and what threads may see of both."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+__all__ = ["Message", "Observer", "Queue", "Released", "Store", "View"]
+
+View: TypeAlias = dict[int, int]
+"""Index of a message by location; 0 where there is none."""
+
+Released: TypeAlias = tuple[View, ...]
+"""Views that a message carries."""
+
+
+class Message:
+    """What stood in a location, from one store to the next.
+
+    Attributes:
+        value: 64 bits.
+        rank: The rank that stored it.
+        of_gpu: Views that it carries to threads of its rank.
+        of_sys: Views that it carries to all.
+        packet: The packet that it is a half of, if it is.
+        was_read: True once that half was read by whom it was for.
+    """
+
+    __slots__ = ("of_gpu", "of_sys", "packet", "rank", "value", "was_read")
+
+    def __init__(
+        self,
+        value: int,
+        rank: int,
+        of_gpu: Released = (),
+        of_sys: Released = (),
+        packet: Any = None,
+    ) -> None:
+        self.value = value
+        self.rank = rank
+        self.of_gpu = of_gpu
+        self.of_sys = of_sys
+        self.packet = packet
+        self.was_read = False
+
+
+class Store:
+    """A store or an addition.
+
+    Attributes:
+        queue: Where it waits.
+        value: Its bits.
+        mask: The bits that it is of.
+        is_addition: True of an addition.
+        packet: The packet that it is a half of, or what else a `PacketLog` calls it.
+        of_gpu: Views that it carries to threads of its rank.
+        of_sys: Views that it carries to all.
+        behind: Stores that are performed before it.
+        releases: True where it also carries a view of those.
+        index: Index of its message; -1 while it waits.
+    """
+
+    __slots__ = (
+        "behind",
+        "index",
+        "is_addition",
+        "mask",
+        "of_gpu",
+        "of_sys",
+        "packet",
+        "queue",
+        "releases",
+        "value",
+    )
+
+    def __init__(
+        self, queue: Queue, value: int, mask: int, *, is_addition: bool, packet: Any
+    ) -> None:
+        self.queue = queue
+        self.value = value
+        self.mask = mask
+        self.is_addition = is_addition
+        self.packet = packet
+        self.of_gpu = queue.observer.of_gpu
+        self.of_sys = queue.observer.of_sys
+        self.behind: list[Store] = []
+        self.releases = False
+        self.index = -1
+
+
+class Queue:
+    """Stores of one thread to one location that were not performed, oldest first."""
+
+    __slots__ = ("location", "observer", "stores")
+
+    def __init__(self, observer: Observer, location: int) -> None:
+        self.observer = observer
+        self.location = location
+        self.stores: list[Store] = []
+
+
+class Observer:
+    """What a thread has done, may see, and passes on.
+
+    Attributes:
+        rank: Its rank.
+        base: Its view when it started or last met others; shared, and so never changed.
+        view: What is newer since.
+        queues: Its stores that wait, by location.
+        seen: Stores that wait and that it sees all the same, its own and others'; shared.
+        unacquired: Messages that it read and whose views a fence would give it.
+        of_gpu: Views that its stores carry to threads of its rank.
+        of_sys: Views that they carry to all.
+        patience: Old messages that it may still read before it must see the newest.
+    """
+
+    def __init__(self, rank: int, base: View, patience: int) -> None:
+        self.rank = rank
+        self.base = base
+        self.view: View = {}
+        self.queues: dict[int, Queue] = {}
+        self.seen: dict[int, Store] = {}
+        self.unacquired: list[Message] = []
+        self.of_gpu: Released = ()
+        self.of_sys: Released = ()
+        self.patience = patience
+
+    def oldest(self, location: int) -> int:
+        """Index of the oldest message that it may read."""
+        own = self.view.get(location)
+        return self.base.get(location, 0) if own is None else own

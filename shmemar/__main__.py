@@ -97,7 +97,7 @@ def _add_check(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from shmemar.host.check_runs import HEADER, command_of, line_of, request, run_checks
+    from shmemar.host.checker.check_runs import HEADER, command_of, line_of, request, run_checks
 
     wanted = request(
         kernel=arguments.kernel,
@@ -122,9 +122,9 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _controls() -> int:
-    from shmemar.host.controls import control_table
-    from shmemar.host.guards import CONTROLS
-    from shmemar.host.threads import load_greenlet
+    from shmemar.host.checker.controls import control_table
+    from shmemar.host.checker.guards import CONTROLS
+    from shmemar.host.checker.threads import load_greenlet
 
     load_greenlet()
     is_right = True

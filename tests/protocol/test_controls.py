@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shmemar.device.kernels import exchange
-from shmemar.host.controls import Control, control_table, removed
-from shmemar.host.guards import CONTROLS
-from shmemar.host.verdict import ProtocolError, Verdict
+from shmemar.host.checker.controls import Control, control_table, removed
+from shmemar.host.checker.guards import CONTROLS
+from shmemar.host.checker.verdict import ProtocolError, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shmemar.host.hostile_machine import HostileMachine
-    from shmemar.host.threads import Launch
+    from shmemar.host.checker.hostile_machine import HostileMachine
+    from shmemar.host.checker.threads import Launch
 
 controls = pytest.mark.parametrize(
     "control", CONTROLS, ids=[f"{c.name} {c.program.name}" for c in CONTROLS]

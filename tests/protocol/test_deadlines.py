@@ -13,12 +13,12 @@ from shmemar.device.groups import WARP_THREADS
 from shmemar.device.interpreter import running
 from shmemar.device.kernels import KernelArguments, build, one_shot_wide
 from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host.checker.hostile_machine import HostileMachine
+from shmemar.host.checker.memory_map import MemoryMap, Span
+from shmemar.host.checker.schedule import schedule_of
+from shmemar.host.checker.threads import Launch
+from shmemar.host.checker.verdict import ProtocolError, Verdict
 from shmemar.host.failure import failure_from
-from shmemar.host.hostile_machine import HostileMachine
-from shmemar.host.memory_map import MemoryMap, Span
-from shmemar.host.schedule import schedule_of
-from shmemar.host.threads import Launch
-from shmemar.host.verdict import ProtocolError, Verdict
 from shmemar.layout import FAILURE_DTYPE, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shmemar.device.interpreter import Order
-    from shmemar.host.memory_map import Area
+    from shmemar.host.checker.memory_map import Area
 
 LAYOUT = LLLayout(3, nslots=4)
 SPEC = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 3)

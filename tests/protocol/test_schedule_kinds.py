@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shmemar.host.schedule import ScheduleKind, bounded_schedules, schedule_of
+from shmemar.host.checker.schedule import ScheduleKind, bounded_schedules, schedule_of
 
 if TYPE_CHECKING:
-    from shmemar.host.schedule import Schedule
+    from shmemar.host.checker.schedule import Schedule
 
 
 @dataclass(eq=False)

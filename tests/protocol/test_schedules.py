@@ -7,7 +7,6 @@ import pytest
 from shmemar.device.groups import WARP_THREADS
 from shmemar.device.kernels import build, one_shot_wide
 from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
-from shmemar.host import checked_calls
 from shmemar.host.checker import (
     PAIRS,
     Call,
@@ -17,6 +16,7 @@ from shmemar.host.checker import (
     Verdict,
     check,
     check_sequence,
+    checked_calls,
 )
 from shmemar.spec import Kernel, KernelSpec, Protocol
 

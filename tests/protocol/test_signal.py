@@ -19,10 +19,9 @@ from shmemar.device.signal import (
     signal_wait,
     signal_wait_block,
 )
-from shmemar.host import checked_kernels
-from shmemar.host.checked_kernels import UserProgram
-from shmemar.host.checked_run import Program, run_seeds
-from shmemar.host.checker import CheckReport, Symmetric, check_kernel
+from shmemar.host.checker import CheckReport, Symmetric, check_kernel, checked_kernels
+from shmemar.host.checker.checked_kernels import UserProgram
+from shmemar.host.checker.checked_run import Program, run_seeds
 from shmemar.spec import Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shmemar.host.hostile_machine import HostileMachine
-    from shmemar.host.threads import Launch
+    from shmemar.host.checker.hostile_machine import HostileMachine
+    from shmemar.host.checker.threads import Launch
 
 NWORDS, NCALLS = 8, 4
 

@@ -9,8 +9,7 @@ import pytest
 
 from shmemar.device.ll_buffer import LLBuffer
 from shmemar.device.packet_buffer import PacketBuffer
-from shmemar.host import checked_kernels
-from shmemar.host.checker import CheckReport, check_kernel
+from shmemar.host.checker import CheckReport, check_kernel, checked_kernels
 from shmemar.spec import Protocol
 
 if TYPE_CHECKING:

@@ -22,8 +22,6 @@ from shmemar.device.memory import (
 from shmemar.device.words import u64
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
-from shmemar.host import checked_calls
-from shmemar.host.checked_run import Program, run_seeds
 from shmemar.host.checker import (
     Call,
     CallSequence,
@@ -34,7 +32,9 @@ from shmemar.host.checker import (
     check,
     check_kernel,
     check_sequence,
+    checked_calls,
 )
+from shmemar.host.checker.checked_run import Program, run_seeds
 from shmemar.layout import LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 

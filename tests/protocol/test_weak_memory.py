@@ -27,15 +27,15 @@ from shmemar.device.memory import (
     st_relaxed_sys_v4_b32,
     st_release_sys_b64,
 )
-from shmemar.host.hostile_machine import HostileMachine
-from shmemar.host.memory_map import MemoryMap, Span
-from shmemar.host.schedule import bounded_schedules, schedule_of
-from shmemar.host.threads import Launch
+from shmemar.host.checker.hostile_machine import HostileMachine
+from shmemar.host.checker.memory_map import MemoryMap, Span
+from shmemar.host.checker.schedule import bounded_schedules, schedule_of
+from shmemar.host.checker.threads import Launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shmemar.host.schedule import Schedule
+    from shmemar.host.checker.schedule import Schedule
 
     Thread = Callable[..., Any]
 

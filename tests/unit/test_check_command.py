@@ -10,9 +10,9 @@ import pytest
 from shmemar.__main__ import main
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.errors import ArgumentError
-from shmemar.host.check_runs import request, run_checks
-from shmemar.host.controls import Control
-from shmemar.host.guards import CONTROLS
+from shmemar.host.checker.check_runs import request, run_checks
+from shmemar.host.checker.controls import Control
+from shmemar.host.checker.guards import CONTROLS
 
 SENTINEL_TWO_SHOT = ["check", "--kernel", "two_shot", "--protocol", "sentinel", "--ranks", "2"]
 
@@ -123,7 +123,7 @@ def test_controls_print_a_table(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("shmemar.host.guards.CONTROLS", controls)
+    monkeypatch.setattr("shmemar.host.checker.guards.CONTROLS", controls)
     assert main(["check", "--controls"]) == status
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + len(controls)
@@ -134,8 +134,8 @@ def test_a_control_that_is_not_found_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = Control("nothing", (), CONTROLS[0].program)
-    monkeypatch.setattr("shmemar.host.guards.CONTROLS", (whole,))
-    monkeypatch.setattr("shmemar.host.controls.MOST_RUNS", 2)
+    monkeypatch.setattr("shmemar.host.checker.guards.CONTROLS", (whole,))
+    monkeypatch.setattr("shmemar.host.checker.controls.MOST_RUNS", 2)
     assert main(["check", "--controls"]) == 1
     assert "not found" in capsys.readouterr().out
 

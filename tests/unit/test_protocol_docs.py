@@ -21,14 +21,14 @@ from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.watchdog import Watchdog
 from shmemar.dtypes import DTYPES, ReduceOp
-from shmemar.host.calls import Call, CallSequence
-from shmemar.host.checked_calls import launches_of
-from shmemar.host.guards import CONTROLS
-from shmemar.host.hostile_machine import HostileMachine
-from shmemar.host.memory_map import MemoryMap, rank_of
-from shmemar.host.schedule import schedule_of
+from shmemar.host.checker.calls import Call, CallSequence
+from shmemar.host.checker.checked_calls import launches_of
+from shmemar.host.checker.guards import CONTROLS
+from shmemar.host.checker.hostile_machine import HostileMachine
+from shmemar.host.checker.memory_map import MemoryMap, rank_of
+from shmemar.host.checker.schedule import schedule_of
+from shmemar.host.checker.verdict import ProtocolError, Verdict
 from shmemar.host.scratch import layout_for
-from shmemar.host.verdict import ProtocolError, Verdict
 from shmemar.layout import LL_BUFFERS, PACKET_NBYTES, SENTINEL_BUFFERS, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 from tests.launcher import ROOT

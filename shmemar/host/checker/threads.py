@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmemar.errors import BackendUnavailableError
-from shmemar.host.messages import Observer
-from shmemar.host.verdict import ProtocolError, Verdict
+from shmemar.host.checker.messages import Observer
+from shmemar.host.checker.verdict import ProtocolError, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmemar.host.memory_map import Rights
-    from shmemar.host.messages import View
+    from shmemar.host.checker.memory_map import Rights
+    from shmemar.host.checker.messages import View
 
 __all__ = ["Launch", "Thread", "load_greenlet"]
 

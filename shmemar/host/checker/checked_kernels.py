@@ -12,12 +12,12 @@ from shmemar.device import kernels
 from shmemar.device.kernels import UserArguments
 from shmemar.device.packet import LAST_EPOCH, SENTINEL
 from shmemar.errors import ArgumentError, ArgumentTypeError
-from shmemar.host.checked_arrays import CheckedArray, OwnPart, Symmetric
-from shmemar.host.memory_map import Span
-from shmemar.host.packet_log import PacketLog
-from shmemar.host.threads import Launch
+from shmemar.host.checker.checked_arrays import CheckedArray, OwnPart, Symmetric
+from shmemar.host.checker.memory_map import Span
+from shmemar.host.checker.packet_log import PacketLog
+from shmemar.host.checker.threads import Launch
+from shmemar.host.checker.verdict import ProtocolError, Verdict
 from shmemar.host.user_kernels import as_scalar
-from shmemar.host.verdict import ProtocolError, Verdict
 from shmemar.layout import BLOCK_THREADS, FAILURE_DTYPE
 from shmemar.spec import Protocol
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shmemar.host.hostile_machine import HostileMachine
-    from shmemar.host.memory_map import Area
+    from shmemar.host.checker.hostile_machine import HostileMachine
+    from shmemar.host.checker.memory_map import Area
     from shmemar.user_spec import UserKernelSpec
 
 __all__ = ["UserProgram"]

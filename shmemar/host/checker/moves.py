@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shmemar.host.memory_map import MemoryMap
+    from shmemar.host.checker.memory_map import MemoryMap
 
 __all__ = ["Move", "Moves"]
 

@@ -17,13 +17,13 @@ from shmemar.device.signal import (
     signal_op,
 )
 from shmemar.dtypes import DTYPES, ReduceOp
-from shmemar.host import checked_calls
-from shmemar.host.calls import Call, CallSequence
-from shmemar.host.checked_calls import launches_of
-from shmemar.host.checked_run import Program
-from shmemar.host.control_kernels import in_a_ring, in_a_ring_of_warps, ring, sums
-from shmemar.host.controls import Control, Patch
-from shmemar.host.drawn_calls import PAIRS, draw_sequence
+from shmemar.host.checker import checked_calls
+from shmemar.host.checker.calls import Call, CallSequence
+from shmemar.host.checker.checked_calls import launches_of
+from shmemar.host.checker.checked_run import Program
+from shmemar.host.checker.control_kernels import in_a_ring, in_a_ring_of_warps, ring, sums
+from shmemar.host.checker.controls import Control, Patch
+from shmemar.host.checker.drawn_calls import PAIRS, draw_sequence
 from shmemar.layout import LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from shmemar.host.packet_log import PacketLog
+    from shmemar.host.checker.packet_log import PacketLog
 
 __all__ = ["Area", "MemoryMap", "Rights", "Span", "rank_of"]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shmemar.host.threads import Thread, load_greenlet
+from shmemar.host.checker.threads import Thread, load_greenlet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shmemar.host.messages import View
-    from shmemar.host.schedule import Schedule
-    from shmemar.host.threads import Launch
-    from shmemar.host.turns import Turns
-    from shmemar.host.weak_memory import WeakMemory
+    from shmemar.host.checker.messages import View
+    from shmemar.host.checker.schedule import Schedule
+    from shmemar.host.checker.threads import Launch
+    from shmemar.host.checker.turns import Turns
+    from shmemar.host.checker.weak_memory import WeakMemory
 
 __all__ = ["Launcher"]
 

@@ -13,11 +13,11 @@ import numpy as np
 from shmemar.device import kernels
 from shmemar.device.kernels import KernelArguments
 from shmemar.device.packet import SENTINEL
-from shmemar.host.calls import layout_of
-from shmemar.host.memory_map import Area, Span
-from shmemar.host.packet_log import PacketLog
-from shmemar.host.threads import Launch
-from shmemar.host.verdict import ProtocolError, Verdict
+from shmemar.host.checker.calls import layout_of
+from shmemar.host.checker.memory_map import Area, Span
+from shmemar.host.checker.packet_log import PacketLog
+from shmemar.host.checker.threads import Launch
+from shmemar.host.checker.verdict import ProtocolError, Verdict
 from shmemar.layout import BLOCK_THREADS, FAILURE_DTYPE, PACKET_NBYTES
 from shmemar.spec import Kernel, Protocol
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shmemar.host.calls import Call, CallSequence
-    from shmemar.host.hostile_machine import HostileMachine
+    from shmemar.host.checker.calls import Call, CallSequence
+    from shmemar.host.checker.hostile_machine import HostileMachine
     from shmemar.layout import LLLayout
     from shmemar.spec import KernelSpec
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shmemar.device.interpreter import running
 from shmemar.errors import ArgumentError
-from shmemar.host.hostile_machine import HostileMachine
-from shmemar.host.memory_map import MemoryMap
-from shmemar.host.moves import Moves
-from shmemar.host.schedule import ScheduleKind, bounded_schedules, schedule_of
-from shmemar.host.verdict import CheckReport, Failure, ProtocolError
+from shmemar.host.checker.hostile_machine import HostileMachine
+from shmemar.host.checker.memory_map import MemoryMap
+from shmemar.host.checker.moves import Moves
+from shmemar.host.checker.schedule import ScheduleKind, bounded_schedules, schedule_of
+from shmemar.host.checker.verdict import CheckReport, Failure, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shmemar.host.schedule import Bounded, Schedule
-    from shmemar.host.threads import Launch
+    from shmemar.host.checker.schedule import Bounded, Schedule
+    from shmemar.host.checker.threads import Launch
 
 __all__ = ["EXHAUSTIVE", "Program", "as_schedule_kind", "run_bounded", "run_seeds"]
 

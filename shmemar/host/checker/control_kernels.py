@@ -15,9 +15,9 @@ from shmemar.device.signal import (
     signal_wait,
     signal_wait_warp,
 )
-from shmemar.host.checked_arrays import Symmetric
-from shmemar.host.checked_kernels import UserProgram
-from shmemar.host.checked_run import Program
+from shmemar.host.checker.checked_arrays import Symmetric
+from shmemar.host.checker.checked_kernels import UserProgram
+from shmemar.host.checker.checked_run import Program
 from shmemar.spec import Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 

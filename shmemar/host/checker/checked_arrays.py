@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmemar.device.interpreter import Order, current
-from shmemar.host.memory_map import rank_of
-from shmemar.host.verdict import ProtocolError, Verdict
+from shmemar.host.checker.memory_map import rank_of
+from shmemar.host.checker.verdict import ProtocolError, Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from shmemar.device.kernels import BUILDERS
 from shmemar.device.packet import LAST_EPOCH
 from shmemar.dtypes import DTYPES, DType, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
-from shmemar.host.calls import FEW_SLOTS, MARKS, Call, CallSequence
+from shmemar.host.checker.calls import FEW_SLOTS, MARKS, Call, CallSequence
 from shmemar.host.exact import numpy_dtype
 from shmemar.spec import WIDE_RANKS, Kernel, KernelSpec, Protocol
 

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from shmemar.device.groups import WARP_THREADS
 from shmemar.device.interpreter import Group, Order, Scope
-from shmemar.host.launcher import Launcher
-from shmemar.host.meetings import Meetings
-from shmemar.host.memory_map import AREA_SHIFT, MemoryMap, Span, rank_of
-from shmemar.host.packet_log import Packet
-from shmemar.host.turns import Turns
-from shmemar.host.verdict import ProtocolError, Verdict
-from shmemar.host.weak_memory import ALL_BITS, WeakMemory
+from shmemar.host.checker.launcher import Launcher
+from shmemar.host.checker.meetings import Meetings
+from shmemar.host.checker.memory_map import AREA_SHIFT, MemoryMap, Span, rank_of
+from shmemar.host.checker.packet_log import Packet
+from shmemar.host.checker.turns import Turns
+from shmemar.host.checker.verdict import ProtocolError, Verdict
+from shmemar.host.checker.weak_memory import ALL_BITS, WeakMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shmemar.host.messages import Message, Store
-    from shmemar.host.moves import Moves
-    from shmemar.host.schedule import Schedule
-    from shmemar.host.threads import Launch, Thread
+    from shmemar.host.checker.messages import Message, Store
+    from shmemar.host.checker.moves import Moves
+    from shmemar.host.checker.schedule import Schedule
+    from shmemar.host.checker.threads import Launch, Thread
 
 __all__ = ["HostileMachine"]
 

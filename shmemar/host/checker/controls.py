@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shmemar.host.checked_run import run_seeds
+from shmemar.host.checker.checked_run import run_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shmemar.host.checked_run import Program
-    from shmemar.host.verdict import CheckReport
+    from shmemar.host.checker.checked_run import Program
+    from shmemar.host.checker.verdict import CheckReport
 
 __all__ = ["MOST_RUNS", "Control", "Patch", "control_table", "removed"]
 

@@ -32,12 +32,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shmemar.device.interpreter import Scope
-from shmemar.host.messages import Message, Queue, Store
+from shmemar.host.checker.messages import Message, Queue, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shmemar.host.messages import Observer, View
+    from shmemar.host.checker.messages import Observer, View
 
 __all__ = ["ALL_BITS", "WeakMemory"]
 

@@ -11,10 +11,10 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 from shmemar.errors import ArgumentError
-from shmemar.host.checked_run import EXHAUSTIVE, as_schedule_kind
 from shmemar.host.checker import PAIRS, check
-from shmemar.host.threads import load_greenlet
-from shmemar.host.verdict import CheckReport
+from shmemar.host.checker.checked_run import EXHAUSTIVE, as_schedule_kind
+from shmemar.host.checker.threads import load_greenlet
+from shmemar.host.checker.verdict import CheckReport
 from shmemar.spec import MAX_RANKS, Kernel, Protocol
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shmemar.host.verdict import ProtocolError, Verdict
+from shmemar.host.checker.verdict import ProtocolError, Verdict
 
 if TYPE_CHECKING:
-    from shmemar.host.memory_map import MemoryMap
-    from shmemar.host.schedule import Schedule
-    from shmemar.host.threads import Launch, Thread
-    from shmemar.host.weak_memory import WeakMemory
+    from shmemar.host.checker.memory_map import MemoryMap
+    from shmemar.host.checker.schedule import Schedule
+    from shmemar.host.checker.threads import Launch, Thread
+    from shmemar.host.checker.weak_memory import WeakMemory
 
 __all__ = ["Turns"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shmemar.device.interpreter import Group
-from shmemar.host.verdict import ProtocolError, Verdict
+from shmemar.host.checker.verdict import ProtocolError, Verdict
 
 if TYPE_CHECKING:
-    from shmemar.host.threads import Launch, Thread
-    from shmemar.host.turns import Turns
-    from shmemar.host.weak_memory import WeakMemory
+    from shmemar.host.checker.threads import Launch, Thread
+    from shmemar.host.checker.turns import Turns
+    from shmemar.host.checker.weak_memory import WeakMemory
 
 __all__ = ["Meetings"]
 

@@ -2,8 +2,8 @@
 
 Every memory operation of every thread is a point where another one may go on, stores arrive late
 and out of order, and loads may see what was there before: what PTX's memory model allows, as far as
-:mod:`shmemar.host.weak_memory` models it. Each run is drawn from a seed, which makes it the same
-run again. A run ends at the first thing that is wrong, a `Verdict`:
+:mod:`shmemar.host.checker.weak_memory` models it. Each run is drawn from a seed, which makes it the
+same run again. A run ends at the first thing that is wrong, a `Verdict`:
 
 * a wrong value in a result; an exception in a kernel;
 * a deadlock: nobody can go on; a livelock: no end after as many steps as are enough by far;
@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmemar.errors import ArgumentError, ArgumentTypeError
-from shmemar.host.calls import Call, CallSequence
-from shmemar.host.checked_arrays import Symmetric
-from shmemar.host.checked_calls import launches_of
-from shmemar.host.checked_kernels import UserProgram
-from shmemar.host.checked_run import (
+from shmemar.host.checker.calls import Call, CallSequence
+from shmemar.host.checker.checked_arrays import Symmetric
+from shmemar.host.checker.checked_calls import launches_of
+from shmemar.host.checker.checked_kernels import UserProgram
+from shmemar.host.checker.checked_run import (
     EXHAUSTIVE,
     Program,
     as_schedule_kind,
     run_bounded,
     run_seeds,
 )
-from shmemar.host.drawn_calls import PAIRS, draw_sequence, tiny_sequence
-from shmemar.host.schedule import ScheduleKind
-from shmemar.host.threads import load_greenlet
+from shmemar.host.checker.drawn_calls import PAIRS, draw_sequence, tiny_sequence
+from shmemar.host.checker.schedule import ScheduleKind
+from shmemar.host.checker.threads import load_greenlet
+from shmemar.host.checker.verdict import CheckReport, Failure, Verdict
 from shmemar.host.user_kernels import check_function
-from shmemar.host.verdict import CheckReport, Failure, Verdict
 from shmemar.spec import MAX_RANKS, Kernel, Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 
@@ -140,7 +140,7 @@ def check_kernel(
     """Check a kernel of your own over an `LLBuffer`, without MPI, compiler or GPU.
 
     Several launches run one after another on `nranks` ranks, once a seed. See
-    :mod:`shmemar.host.checker` for what is found, and what is not.
+    :mod:`shmemar.host.checker.checks` for what is found, and what is not.
 
     Example::
 

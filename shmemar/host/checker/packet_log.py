@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shmemar.device.packet import SENTINEL
-from shmemar.host.verdict import ProtocolError, Verdict
+from shmemar.host.checker.verdict import ProtocolError, Verdict
 from shmemar.layout import PACKET_NBYTES, SENTINEL_BUFFERS
 
 if TYPE_CHECKING:
-    from shmemar.host.messages import Message, Store
+    from shmemar.host.checker.messages import Message, Store
     from shmemar.layout import LLLayout
 
 __all__ = ["RESET", "Packet", "PacketLog"]

@@ -123,16 +123,17 @@ def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callab
         # (4 ranks on an H200, in a CUDA graph, 2026-11-30). Not where the launch loops over the
         # body: nothing makes the lanes of a warp meet again behind its polls, which cost 0.6 us.
         following = u32(first + nthreads * PACKETS)
-        if not LOOPED:
+        if not LOOPED and not take_pass(me, epoch, payload, first, following):
+            return
+        while (first if LOOPED else following) < share:
+            if not LOOPED:
+                first = following
+                following = u32(first + nthreads * PACKETS)
             if not take_pass(me, epoch, payload, first, following):
                 return
-            first = following
-            following = u32(first + nthreads * PACKETS)
-        while first < share:
-            if not take_pass(me, epoch, payload, first, following):
-                return
-            first = following
-            following = u32(first + nthreads * PACKETS)
+            if LOOPED:
+                first = following
+                following = u32(first + nthreads * PACKETS)
 
         finish(me, epoch)
 

@@ -6,6 +6,7 @@ import pytest
 
 from shmemar.device.groups import WARP_THREADS
 from shmemar.device.kernels import build, one_shot_wide
+from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
 from shmemar.host.checker import (
     PAIRS,
@@ -155,6 +156,26 @@ def test_lanes_that_hand_on_nothing_are_caught(monkeypatch: pytest.MonkeyPatch) 
     report = check_sequence(calls_of_lanes(Protocol.LL, 16, share_work=True), [1])
     assert report.failure is not None
     assert report.failure.verdict is Verdict.WRONG_VALUE
+
+
+def six_passes_of_lanes() -> CheckReport:
+    """Sentinel packets need their fence in all passes but the first and the last."""
+    spec = KernelSpec(Kernel.ONE_SHOT, Protocol.SENTINEL, DTYPES["float32"], ReduceOp.SUM, 16)
+    per_pass = WARP_THREADS // spec.lanes * spec.payload_nbytes // spec.dtype.itemsize
+    call = Call(spec, 5 * per_pass + 3, WARP_THREADS)
+    return check_sequence(CallSequence((call,)), [0], ScheduleKind.NEWEST_FIRST.value)
+
+
+def test_lanes_fence_their_resets_in_passes() -> None:
+    report = six_passes_of_lanes()
+    assert report.passed, str(report)
+
+
+def test_resets_of_lanes_without_a_fence_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PacketBuffer, "fence_resets", lambda _: None)
+    report = six_passes_of_lanes()
+    assert report.failure is not None
+    assert report.failure.verdict is Verdict.REUSED
 
 
 def looped_lanes(seeds: range) -> CheckReport:

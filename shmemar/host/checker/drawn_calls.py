@@ -70,7 +70,7 @@ def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Ran
         passes = min(passes, 2)
     if spec.lanes > 1:
         nthreads = WARP_THREADS
-        busy, passes = draw.choice([(busy, 1), (busy, 1), (nthreads // spec.lanes, 3)])
+        busy, passes = draw.choice([(busy, 1), (busy, 1), (nthreads // spec.lanes, 5)])
     owners = nranks if kernel is Kernel.TWO_SHOT else 1
     most = passes * busy * spec.packets_per_thread * owners * spec.payload_nbytes
     most = max(most // spec.dtype.itemsize, 1)

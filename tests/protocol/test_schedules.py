@@ -60,6 +60,18 @@ def test_nothing_is_found_in_all_schedules_of_few_deviations(
     assert report.runs == 20 * nseeds
 
 
+@pytest.mark.parametrize("share_work", [True, False])
+def test_two_warps_and_two_packets_a_lane_are_checked(share_work: bool) -> None:
+    floats, pairs = (
+        KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES[name], op, 16)
+        for name, op in (("float32", ReduceOp.SUM), ("complex128", ReduceOp.PROD))
+    )
+    # The second warp has something to do in the first pass only, then nothing, then a part.
+    calls = Call(floats, 70, 64), Call(floats, 9, 64), Call(floats, 45, 64), Call(pairs, 3, 32)
+    report = check_sequence(CallSequence(calls, share_work=share_work), range(1))
+    assert report.passed, str(report)
+
+
 def mixed_calls(kernel: Kernel, protocol: Protocol, nranks: int) -> tuple[Call, ...]:
     """Calls of several sizes, grids and passes, one of them with two packets a thread."""
     floats, pairs = (

@@ -14,6 +14,7 @@ from shmemar.device.memory import (
     ld_b32,
     ld_relaxed_sys_b32,
     ld_relaxed_sys_v4_b32,
+    red_relaxed_sys_add_u32,
     relax,
     st_b8,
     st_b32,
@@ -184,6 +185,18 @@ def a_word_of_a_packet(ll: Any, thread: int, nthreads: int, x: Any) -> None:
     st_b32(ll.packets.peers[1 - ll.rank] + 16 * 128 * ll.rank, 1)
 
 
+def a_byte_of_a_packet(ll: Any, thread: int, nthreads: int, x: Any) -> None:
+    st_b8(ll.packets.peers[1 - ll.rank] + 16 * 128 * ll.rank, 1)
+
+
+def an_addition_to_a_packet(ll: Any, thread: int, nthreads: int, x: Any) -> None:
+    red_relaxed_sys_add_u32(ll.packets.peers[1 - ll.rank], 1)
+
+
+def an_exchange_in_a_packet(ll: Any, thread: int, nthreads: int, x: Any) -> None:
+    exch_relaxed_sys_b32(ll.packets.peers[1 - ll.rank], 1)
+
+
 def into_its_own_region(ll: Any, thread: int, nthreads: int, x: Any) -> None:
     st_relaxed_sys_v4_b32(ll.packets.peers[ll.rank] + 16 * 128 * (1 - ll.rank), 1, 2, 3, 4)
 
@@ -214,6 +227,9 @@ def a_byte_of_nothing(ll: Any, thread: int, nthreads: int, x: Any) -> None:
         (beyond, "argument 0 has index 4, and 4 elements"),
         (into_the_peers_place, "in a place for rank"),
         (a_word_of_a_packet, "expected a whole packet"),
+        (a_byte_of_a_packet, "would change 1 bytes at rank"),
+        (an_addition_to_a_packet, "expected stores of whole packets there"),
+        (an_exchange_in_a_packet, "expected stores of whole packets there"),
         (into_its_own_region, "expected sentinels, where a peer sends sentinel packets"),
         (reads_the_peers_region, "would load from 16 bytes at rank"),
         (
@@ -340,6 +356,7 @@ def raises(ll: Any, thread: int, nthreads: int, x: Any) -> None:
         ({"protocol": "mail"}, ArgumentError, "protocol is 'mail'; expected one of ll, sentinel"),
         ({"dtype": "float16"}, ArgumentTypeError, "dtype is float16; expected"),
         ({"schedule": "mild"}, ArgumentError, "schedule is 'mild'; expected one of uniform, slow"),
+        ({"schedule": "exhaustive"}, ArgumentError, r"round_robin, priorities\.$"),
     ],
 )
 def test_an_argument_that_cant_be_is_refused(
@@ -417,6 +434,10 @@ def test_a_pair_that_there_is_not_is_refused() -> None:
         check(Kernel.BROADCAST, Protocol.SENTINEL, 2)
     with pytest.raises(ArgumentError, match="nranks is 65; expected 1 to 64"):
         check(Kernel.ONE_SHOT, Protocol.LL, 65)
+    with pytest.raises(ArgumentError, match="seeds is empty; expected one or more"):
+        check(Kernel.ONE_SHOT, Protocol.LL, 2, [], "exhaustive")
+    with pytest.raises(ArgumentError, match="schedule is exhaustive, and nranks 16; expected less"):
+        check(Kernel.ONE_SHOT, Protocol.LL, 16, range(1), "exhaustive")
 
 
 # What kernels see

@@ -28,8 +28,9 @@ lane of a team on rank a, and no other, both sends to rank b and receives from i
 
 A body that is looped ends with another meeting, so that all lanes load the epoch that one stored.
 
-Cost: at most 8 remote stores of 16 bytes a lane, one round of polls, two meetings of the warp and
-L - 1 rounds of shuffles; fences as in the one-shot kernel.
+Cost, a pass: at most 8 remote stores of 16 bytes and one round of polls for each packet of a lane,
+a meeting of the warp, and L - 1 rounds of shuffles. One more meeting a launch; fences as in the
+one-shot kernel.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def request(
         if value < least:
             raise ArgumentError(f"{name} is {value}; expected {least} or more.")
     if schedule not in (None, EXHAUSTIVE):
-        as_schedule_kind(str(schedule))
+        as_schedule_kind(str(schedule), EXHAUSTIVE)
     load_greenlet()
     chosen = range(seeds) if seed is None else range(seed, seed + 1)
     return CheckRequest(pairs, tuple(ranks), chosen, schedule, jobs)

@@ -50,8 +50,8 @@ class Program:
     follows_packets: bool = True
 
 
-def as_schedule_kind(name: str) -> ScheduleKind:
-    """Look up a kind of schedule.
+def as_schedule_kind(name: str, *others: str) -> ScheduleKind:
+    """Look up a kind of schedule; `others` are what the caller takes beside them.
 
     Raises:
         ArgumentError: There is none of that name.
@@ -59,7 +59,7 @@ def as_schedule_kind(name: str) -> ScheduleKind:
     try:
         return ScheduleKind(name)
     except ValueError:
-        names = ", ".join([*(kind.value for kind in ScheduleKind), EXHAUSTIVE])
+        names = ", ".join([*(kind.value for kind in ScheduleKind), *others])
         raise ArgumentError(f"schedule is {name!r}; expected one of {names}.") from None
 
 

@@ -39,7 +39,7 @@ from shmemar.host.checker.schedule import ScheduleKind
 from shmemar.host.checker.threads import load_greenlet
 from shmemar.host.checker.verdict import CheckReport, Failure, Verdict
 from shmemar.host.user_kernels import check_function
-from shmemar.spec import MAX_RANKS, Kernel, Protocol
+from shmemar.spec import MAX_RANKS, WIDE_RANKS, Kernel, Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 
 if TYPE_CHECKING:
@@ -94,10 +94,16 @@ def check(
     load_greenlet()
     name = f"{kernel.value}/{protocol.value}"
     if schedule == EXHAUSTIVE:
+        if nranks >= WIDE_RANKS:
+            raise ArgumentError(
+                f"schedule is {EXHAUSTIVE}, and nranks {nranks}; expected less than {WIDE_RANKS}: "
+                "a search of more would not come far. Draw schedules instead."
+            )
         tiny = tiny_sequence(kernel, protocol, nranks)
         program = Program(name, nranks, lambda machine, _: launches_of(tiny, machine))
         numbers = list(seeds)
-        return run_bounded(program, DEVIATIONS, first=min(numbers), behind=max(numbers) + 1)
+        first, behind = (min(numbers), max(numbers) + 1) if numbers else (0, 0)
+        return run_bounded(program, DEVIATIONS, first=first, behind=behind)
     draw = partial(draw_sequence, kernel, protocol, nranks)
     program = Program(
         name,
@@ -105,7 +111,7 @@ def check(
         lambda machine, seed: launches_of(draw(seed), machine),
         lambda seed: draw(seed).resident,
     )
-    return run_seeds(program, seeds, _kind(schedule))
+    return run_seeds(program, seeds, _kind(schedule, EXHAUSTIVE))
 
 
 def check_sequence(
@@ -212,5 +218,5 @@ def _require_ranks(nranks: int) -> None:
         raise ArgumentError(f"nranks is {nranks!r}; expected 1 to {MAX_RANKS}.")
 
 
-def _kind(schedule: str | None) -> ScheduleKind | None:
-    return None if schedule is None else as_schedule_kind(schedule)
+def _kind(schedule: str | None, *others: str) -> ScheduleKind | None:
+    return None if schedule is None else as_schedule_kind(schedule, *others)

@@ -30,7 +30,7 @@ PAIRS: list[tuple[Kernel, Protocol]] = [
 
 WRAPS = (LAST_EPOCH - 1, LAST_EPOCH - 2, LAST_EPOCH - 4, 2**31 - 3)
 EXACT_RANKS = 8
-"""The most ranks whose 16-bit sums and whose products are exact (`exact_input`)."""
+"""The most ranks whose 16-bit sums and whose real products are exact (`exact_input`)."""
 
 
 def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) -> CallSequence:
@@ -69,7 +69,7 @@ def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Ran
     if nranks >= WIDE_RANKS:  # which costs as many operations as many calls of few ranks
         passes = min(passes, 2)
     if spec.lanes > 1:
-        nthreads = WARP_THREADS
+        nthreads = draw.choice([1, 1, 2]) * WARP_THREADS
         busy, passes = draw.choice([(busy, 1), (busy, 1), (nthreads // spec.lanes, 5)])
     owners = nranks if kernel is Kernel.TWO_SHOT else 1
     most = passes * busy * spec.packets_per_thread * owners * spec.payload_nbytes
@@ -89,7 +89,8 @@ def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Ran
 def _draw_spec(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random) -> KernelSpec:
     fitting = [each for each in DTYPES.values() if _fits(each, protocol, nranks)]
     dtype = DTYPES["float32"] if draw.random() < 0.3 else draw.choice(fitting)
-    ops = [op for op in supported_ops(dtype) if nranks <= EXACT_RANKS or op is not ReduceOp.PROD]
+    is_exact = nranks <= EXACT_RANKS or dtype.is_complex
+    ops = [op for op in supported_ops(dtype) if is_exact or op is not ReduceOp.PROD]
     if dtype.name == "complex128" and ReduceOp.PROD in ops and draw.random() < 0.5:
         # With LL packets the one that takes two for each thread.
         return KernelSpec(kernel, protocol, dtype, ReduceOp.PROD, nranks)

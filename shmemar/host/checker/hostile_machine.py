@@ -153,6 +153,16 @@ class HostileMachine:
             who.rank,
         )
 
+    def _must_be_a_packet(self, who: Thread, span: Span, address: int, nbytes: int) -> None:
+        """Refuse what is no store of words, where packets lie."""
+        if span.area.log is not None:
+            raise ProtocolError(
+                Verdict.OUTSIDE,
+                f"{who} of {who.launch.name} would change {nbytes} bytes at "
+                f"{self.map.describe(address)}; expected stores of whole packets there.",
+                who.rank,
+            )
+
     def load(self, address: int, nwords: int, order: Order) -> tuple[int, ...]:
         """Load words, 8 aligned bytes of them at a time."""
         who: Thread = self.turns.current
@@ -232,6 +242,7 @@ class HostileMachine:
         span = self._span(who, address, nbytes, stores=True)
         if self.every_point or span.is_shared:
             self.turns.take()
+        self._must_be_a_packet(who, span, address, nbytes)
         self._acts(who)
         if self.moves is not None:
             self.moves.add(self.turns.steps, who, f"stores {nbytes} bytes", address, (value,))
@@ -242,7 +253,8 @@ class HostileMachine:
     def exchange(self, address: int, word: int) -> int:
         """Store a word at once, and return the one before."""
         who: Thread = self.turns.current
-        self._span(who, address, 4, stores=True)
+        span = self._span(who, address, 4, stores=True)
+        self._must_be_a_packet(who, span, address, 4)
         self.turns.take()
         self._acts(who)
         shift = 32 if address & 4 else 0
@@ -264,7 +276,8 @@ class HostileMachine:
 
     def _add(self, address: int, nbytes: int, value: int, mask: int, order: Order) -> None:
         who: Thread = self.turns.current
-        self._span(who, address, nbytes, stores=True)
+        span = self._span(who, address, nbytes, stores=True)
+        self._must_be_a_packet(who, span, address, nbytes)
         self.turns.take()
         self._acts(who)
         if self.moves is not None:

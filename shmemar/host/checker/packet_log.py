@@ -1,5 +1,8 @@
 """What became of each packet: who sent it in which epoch, and whether it was read in time.
 
+Read means loaded by the rank that it was sent to, at least once: whether that poll succeeded, or
+was made again because another packet was missing, is not followed.
+
 An epoch is told by the flag of an LL packet, and of sentinel packets by the buffer, which changes
 from one epoch to the next. Slots that share an epoch are a *lane*: of the kernels here each slot is
 one, and with an LLBuffer all slots of a thread are.

@@ -404,7 +404,7 @@ def test_the_example_fails_as_the_page_says() -> None:
 
 def test_the_commands_of_the_checker_are_known_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     commands = re.findall(r"^python -m shmemar (check.*?) +#", TEXT, re.MULTILINE)
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
         assert main([*command.split(), "--seeds", "1", "--jobs", "1"]) == 0
         assert capsys.readouterr().out.endswith("# nothing found\n")

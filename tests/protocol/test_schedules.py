@@ -37,9 +37,10 @@ def nseeds(request: pytest.FixtureRequest) -> int:
 def test_nothing_is_found_in_sequences_of_calls(
     kernel: Kernel, protocol: Protocol, nranks: int, nseeds: int
 ) -> None:
-    report = check(kernel, protocol, nranks, range(nseeds))
+    runs = nseeds if nranks < 8 else -(-nseeds // 3)  # of many operations each
+    report = check(kernel, protocol, nranks, range(runs))
     assert report.passed, str(report)
-    assert report.runs == nseeds
+    assert report.runs == runs
 
 
 @kernels
@@ -55,9 +56,9 @@ def test_nothing_is_found_under_any_kind_of_schedule(
 def test_nothing_is_found_in_all_schedules_of_few_deviations(
     kernel: Kernel, protocol: Protocol, nseeds: int
 ) -> None:
-    report = check(kernel, protocol, 2, range(20 * nseeds), "exhaustive")
+    report = check(kernel, protocol, 2, range(10 * nseeds), "exhaustive")
     assert report.passed, str(report)
-    assert report.runs == 20 * nseeds
+    assert report.runs == 10 * nseeds
 
 
 @pytest.mark.parametrize("share_work", [True, False])

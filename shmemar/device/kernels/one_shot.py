@@ -122,18 +122,21 @@ def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callab
         # The first pass, most often the only one, has code of its own: a loop's takes 0.1 us more
         # (4 ranks on an H200, in a CUDA graph, 2026-11-30). Not where the launch loops over the
         # body: nothing makes the lanes of a warp meet again behind its polls, which cost 0.6 us.
-        following = u32(first + nthreads * PACKETS)
-        if not LOOPED and not take_pass(me, epoch, payload, first, following):
-            return
-        while (first if LOOPED else following) < share:
-            if not LOOPED:
-                first = following
+        if LOOPED:
+            while first < share:
                 following = u32(first + nthreads * PACKETS)
+                if not take_pass(me, epoch, payload, first, following):
+                    return
+                first = following
+        else:
+            following = u32(first + nthreads * PACKETS)
             if not take_pass(me, epoch, payload, first, following):
                 return
-            if LOOPED:
+            while following < share:
                 first = following
                 following = u32(first + nthreads * PACKETS)
+                if not take_pass(me, epoch, payload, first, following):
+                    return
 
         finish(me, epoch)
 

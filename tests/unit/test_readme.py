@@ -12,9 +12,9 @@ from tests.launcher import ROOT
 RESULTS = {
     0: ("2026-11-29-h200-two-gpus.json", "device", "2", "1"),
     1: ("2026-11-29-h200-two-gpus.json", "graph", "2", "1"),
-    2: ("2026-11-29-h200-one-gpu-4-ranks.json", "device", "4", "4"),
+    2: ("2026-11-30-h200-one-gpu-4-ranks.json", "device", "4", "4"),
     3: ("2026-11-30-h200-one-gpu-4-ranks.json", "graph", "4", "4"),
-    4: ("2026-11-30-h200-one-gpu-8-ranks-one-loop.json", "device", "8", "8"),
+    4: ("2026-11-30-h200-one-gpu-8-ranks.json", "device", "8", "8"),
     5: ("2026-11-30-h200-one-gpu-8-ranks.json", "graph", "8", "8"),
 }
 """By column of the table: file, mode, ranks, ranks on a GPU."""

@@ -10,6 +10,14 @@ Region of one rank (half-open byte ranges, P = ``pitch_nbytes``, B = ``buffer_nb
     a source's pitch holds one 16-byte packet a slot: [0, 16) slot 0, [16, 32) slot 1, ...
 
 A slot's epoch e lies in buffer e mod 2 with LL packets, and e mod 3 with sentinel ones.
+
+Behind the packets of an LL128 kernel lie two accumulators of 128-byte lines (A = ``nbytes`` of the
+packets)::
+
+    accumulator 0   [A, A+P)        [A, A+128) line 0   [A+128, A+256) line 1   ...
+    accumulator 1   [A+P, A+2P)     a line's 16 bytes of lane j are those of slot 8 * line + j
+
+A line's epoch e is added up in accumulator e mod 2.
 """
 
 from __future__ import annotations
@@ -21,10 +29,13 @@ import numpy as np
 from shmemar.errors import ConfigurationError
 
 __all__ = [
+    "ACCUMULATORS",
     "BLOCK_THREADS",
     "DEFAULT_SCRATCH_NBYTES",
     "DEFAULT_TWO_SHOT_SCRATCH_NBYTES",
     "FAILURE_DTYPE",
+    "LINE_LANES",
+    "LINE_NBYTES",
     "LL_BUFFERS",
     "MAX_LAUNCH_PACKETS",
     "MAX_PACKETS_PER_THREAD",
@@ -35,10 +46,12 @@ __all__ = [
     "WORD_NBYTES",
     "Grid",
     "LLLayout",
+    "accumulator_offset",
     "failure_offset",
     "grid_for",
     "packet_count",
     "packet_offset",
+    "share_lines",
     "vector_packets",
 ]
 
@@ -49,6 +62,18 @@ PACKET_NBYTES = 16
 """A packet is four words, written by one 16-byte store."""
 
 WORDS_PER_PACKET = PACKET_NBYTES // WORD_NBYTES
+
+LINE_NBYTES = 128
+"""A line is what one instruction of one warp adds to at once; an L2 cache has lines of as much."""
+
+LINE_LANES = LINE_NBYTES // PACKET_NBYTES
+"""Lanes of a warp that share a line, 16 bytes each."""
+
+WARP_LINES = 4
+"""Lines of a warp."""
+
+ACCUMULATORS = 2
+"""One is cleared while the other is added to."""
 
 MAX_PACKETS_PER_THREAD = 2
 """Most slots that a thread of any kernel owns."""
@@ -110,20 +135,28 @@ class LLLayout:
         nslots: Slots a source has in one buffer. It bounds the grid, and is fixed for the lifetime
             of the region: a slot's address must not depend on the message.
         nbuffers: `LL_BUFFERS` or `SENTINEL_BUFFERS`.
+        accumulators: `ACCUMULATORS`, or none.
     """
 
     nranks: int
     nslots: int
     nbuffers: int = LL_BUFFERS
+    accumulators: int = 0
 
     @classmethod
-    def fit(cls, nranks: int, scratch_nbytes: int, nbuffers: int = LL_BUFFERS) -> LLLayout:
+    def fit(
+        cls,
+        nranks: int,
+        scratch_nbytes: int,
+        nbuffers: int = LL_BUFFERS,
+        accumulators: int = 0,
+    ) -> LLLayout:
         """Lay out the most slots, in whole blocks of any kernel, that `scratch_nbytes` hold.
 
         Raises:
             ConfigurationError: Not even one block fits.
         """
-        unit = cls(nranks, BLOCK_THREADS * MAX_PACKETS_PER_THREAD, nbuffers)
+        unit = cls(nranks, BLOCK_THREADS * MAX_PACKETS_PER_THREAD, nbuffers, accumulators)
         blocks = scratch_nbytes // unit.nbytes
         if blocks < 1:
             raise ConfigurationError(
@@ -132,7 +165,7 @@ class LLLayout:
                 f"{DEFAULT_TWO_SHOT_SCRATCH_NBYTES}). Raise it, or unset SHMEMAR_SCRATCH_NBYTES or "
                 "SHMEMAR_TWO_SHOT_SCRATCH_NBYTES."
             )
-        return cls(nranks, blocks * unit.nslots, nbuffers)
+        return cls(nranks, blocks * unit.nslots, nbuffers, accumulators)
 
     @property
     def pitch_nbytes(self) -> int:
@@ -145,9 +178,14 @@ class LLLayout:
         return self.nranks * self.pitch_nbytes
 
     @property
+    def packets_nbytes(self) -> int:
+        """Bytes of all packets, which come first."""
+        return self.nbuffers * self.buffer_nbytes
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the region."""
-        return self.nbuffers * self.buffer_nbytes
+        return self.packets_nbytes + self.accumulators * self.pitch_nbytes
 
     @property
     def epochs_nbytes(self) -> int:
@@ -167,6 +205,22 @@ def packet_offset(
     """Byte offset of a packet in a region; kernels compile this very function."""
     buffer = epoch % 2 if nbuffers == 2 else epoch % 3
     return buffer * buffer_nbytes + source * pitch_nbytes + slot * PACKET_NBYTES
+
+
+def accumulator_offset(epoch: int, slot: int, packets_nbytes: int, pitch_nbytes: int) -> int:
+    """Byte offset of a slot's 16 bytes of its line's accumulator; kernels compile this, too."""
+    return packets_nbytes + epoch % 2 * pitch_nbytes + slot * PACKET_NBYTES
+
+
+def share_lines(data_lines: int, nranks: int, line_elements: int) -> int:
+    """Lines that a rank adds up: its share of the data lines, and those of what they displace.
+
+    Whole warps of lines. A line's first element is its count, so each data line displaces one, and
+    an extra line takes ``line_elements - 1`` of them.
+    """
+    share = packet_count(data_lines, nranks)
+    lines = share + packet_count(share, line_elements - 1)
+    return packet_count(lines, WARP_LINES) * WARP_LINES
 
 
 def packet_count(nbytes: int, payload_nbytes: int) -> int:

@@ -8,11 +8,16 @@ from enum import Enum
 from shmemar.dtypes import DTYPES, DType, ReduceOp, why_unsupported
 from shmemar.errors import ArgumentError
 from shmemar.layout import (
+    ACCUMULATORS,
+    LINE_LANES,
+    LINE_NBYTES,
     LL_BUFFERS,
     PACKET_NBYTES,
     SENTINEL_BUFFERS,
     WORD_NBYTES,
+    LLLayout,
     packet_count,
+    share_lines,
 )
 
 __all__ = [
@@ -61,11 +66,22 @@ class Kernel(Enum):
     ONE_SHOT = "one_shot"
     TWO_SHOT = "two_shot"
     BROADCAST = "broadcast"
+    LL128_ATOMIC = "ll128_atomic"
 
     @property
     def reduces(self) -> bool:
         """True of those that all-reduce, which are the ones to be pinned."""
         return self is not Kernel.BROADCAST
+
+    @property
+    def is_deterministic(self) -> bool:
+        """True of those that give the same bits from run to run."""
+        return self is not Kernel.LL128_ATOMIC
+
+    @property
+    def protocols(self) -> tuple[Protocol, ...]:
+        """The protocols that it may have, the default one first."""
+        return _PROTOCOLS[self]
 
 
 class Protocol(Enum):
@@ -73,6 +89,18 @@ class Protocol(Enum):
 
     LL = "ll"
     SENTINEL = "sentinel"
+
+
+_PROTOCOLS = {
+    Kernel.ONE_SHOT: (Protocol.LL, Protocol.SENTINEL),
+    Kernel.TWO_SHOT: (Protocol.LL, Protocol.SENTINEL),
+    Kernel.BROADCAST: (Protocol.LL,),
+    Kernel.LL128_ATOMIC: (Protocol.SENTINEL,),
+}
+
+_MARK_BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
+"""Bits of a significand: so many ranks can each add a power of two of their own, in any order, and
+the sum says who has added."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +129,38 @@ class KernelSpec:
             raise ArgumentError(
                 f"op is {self.op.value!r}, which {self.dtype.name} does not define ({why})."
             )
-        if self.protocol is Protocol.SENTINEL and not self.kernel.reduces:
+        if self.protocol not in self.kernel.protocols:
+            names = " or ".join(each.value for each in self.kernel.protocols)
             raise ArgumentError(
-                f"protocol is sentinel, and kernel {self.kernel.value}, which moves every bit as "
-                "it is; expected protocol ll."
+                f"protocol is {self.protocol.value}, and kernel {self.kernel.value}; expected "
+                f"protocol {names}. Unset SHMEMAR_PROTOCOL, or set it to that."
             )
+        if self.kernel is Kernel.LL128_ATOMIC:
+            self._require_atomic_additions()
         if self.protocol is Protocol.SENTINEL and self.dtype.is_integer:
             raise ArgumentError(
                 f"protocol is sentinel, and dtype {self.dtype.name}, in which every value may be "
                 "data, so that none is left to mean an empty slot; expected protocol ll. Unset "
                 "SHMEMAR_PROTOCOL, or set it to ll."
+            )
+
+    def _require_atomic_additions(self) -> None:
+        instead = "Use kernel two_shot (SHMEMAR_KERNEL)."
+        if self.dtype.name not in _MARK_BITS:
+            raise ArgumentError(
+                f"dtype is {self.dtype.name}, and kernel ll128_atomic, for which no instruction "
+                f"adds 16 bytes of it; expected one of {', '.join(_MARK_BITS)}. {instead}"
+            )
+        if self.op not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ArgumentError(
+                f"op is {self.op.value!r}, and kernel ll128_atomic, which adds; expected sum or "
+                f"avg. {instead}"
+            )
+        if self.nranks > _MARK_BITS[self.dtype.name]:
+            raise ArgumentError(
+                f"nranks is {self.nranks}, and kernel ll128_atomic, where each rank adds a power "
+                f"of two of its own to a {self.dtype.name}; expected at most "
+                f"{_MARK_BITS[self.dtype.name]}. {instead}"
             )
 
     @property
@@ -150,10 +200,28 @@ class KernelSpec:
     def group_count(self, nbytes: int) -> int:
         """Threads, or groups of `lanes`, that a message of `nbytes` keeps busy.
 
-        A thread of a two-shot kernel takes as many packets of each rank's share.
+        A thread of a two-shot kernel takes as many packets of each rank's share, and of an LL128
+        one 16 bytes of a line of each.
         """
+        if self.kernel is Kernel.LL128_ATOMIC:
+            lines = share_lines(packet_count(nbytes, LINE_NBYTES), self.nranks, self.line_elements)
+            return lines * LINE_LANES
         owners = self.nranks if self.kernel is Kernel.TWO_SHOT else 1
         return packet_count(nbytes, self.payload_nbytes * self.packets_per_thread * owners)
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulators behind the packets."""
+        return ACCUMULATORS if self.kernel is Kernel.LL128_ATOMIC else 0
+
+    def fit_layout(self, scratch_nbytes: int) -> LLLayout:
+        """Lay out as much as `scratch_nbytes` hold; raises as `LLLayout.fit` does."""
+        return LLLayout.fit(self.nranks, scratch_nbytes, self.nbuffers, self.accumulators)
+
+    @property
+    def line_elements(self) -> int:
+        """Elements in a line."""
+        return LINE_NBYTES // self.dtype.itemsize
 
     @property
     def code(self) -> int:

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Group", "Machine", "Order", "Scope", "current", "running"]
 
@@ -61,6 +61,16 @@ class Machine(Protocol):
 
     def add_b64(self, address: int, value: int, order: Order) -> None:
         """Add to 8 aligned bytes, wrapping, as one operation."""
+
+    def add_to_line(
+        self, address: int, words: tuple[int, ...], add: Callable[[int, int], int]
+    ) -> None:
+        """Add four words to 16 aligned bytes, by ``add(before, word)``, with the rest of the warp.
+
+        The thread's warp meets. Lanes whose bytes make up 128 aligned ones add to them as one
+        relaxed operation of system scope. Where threads do not share work, this one adds its words
+        by themselves, the first one last.
+        """
 
     def fence(self, scope: Scope) -> None:
         """Order everything before against everything after, as observers of `scope` see it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shmemar.device.additions import add_f32, add_two_bf16, add_two_f16
 from shmemar.device.interpreter import Order, Scope, current
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ __all__ = [
     "ld_relaxed_sys_b32",
     "ld_relaxed_sys_b64",
     "ld_relaxed_sys_v4_b32",
+    "red_line_relaxed_sys_add_bf16x2",
+    "red_line_relaxed_sys_add_f16x2",
+    "red_line_relaxed_sys_add_f32",
     "red_relaxed_sys_add_u32",
     "red_release_sys_add_u64",
     "relax",
@@ -137,6 +141,31 @@ def exch_relaxed_sys_b32(address: int, word: int) -> int:
 def red_relaxed_sys_add_u32(address: int, value: int) -> None:
     """Add to a word that others may be adding to; it wraps."""
     current().add(address, value)
+
+
+def red_line_relaxed_sys_add_f32(
+    address: int, first: int, second: int, third: int, fourth: int
+) -> None:
+    """Add four float32, given by their bits, to 16 aligned bytes of a line.
+
+    The warp meets, and its lanes add in one instruction: 8 lanes that have a line's 128 bytes are
+    to add to it at once. Where threads run one after another, the first word is added last.
+    """
+    current().add_to_line(address, (first, second, third, fourth), add_f32)
+
+
+def red_line_relaxed_sys_add_f16x2(
+    address: int, first: int, second: int, third: int, fourth: int
+) -> None:
+    """Add eight float16, two a word, likewise."""
+    current().add_to_line(address, (first, second, third, fourth), add_two_f16)
+
+
+def red_line_relaxed_sys_add_bf16x2(
+    address: int, first: int, second: int, third: int, fourth: int
+) -> None:
+    """Add eight bfloat16, two a word, likewise."""
+    current().add_to_line(address, (first, second, third, fourth), add_two_bf16)
 
 
 def fence_acq_rel_gpu() -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
-from numba import extending, types
+from numba import extending, njit, types
 
-from shmemar.device import groups, memory, words
+from shmemar.device import additions, groups, memory, words
 from shmemar.device.float16 import f16_from_f32, f32_from_f16
 from shmemar.device.lowering import U32, U64, instruction, lower_elements, lower_words
 from shmemar.device.registry import Compiler
@@ -93,6 +93,33 @@ def _lower_memory(compiler: Compiler) -> None:
         pointer = builder.inttoptr(address, _I64.as_pointer())
         builder.atomic_rmw("add", pointer, value, "seq_cst")
 
+    def emit_exchange_if_equal(builder: Any, address: Any, expected: Any, word: Any) -> Any:
+        pointer = builder.inttoptr(address, _I32.as_pointer())
+        pair = builder.cmpxchg(pointer, expected, word, "seq_cst", "seq_cst")
+        return builder.extract_value(pair, 0)
+
+    exchange_if_equal = instruction(compiler, U32, (U64, U32, U32), emit_exchange_if_equal)
+
+    def red_line(add_words: Callable[[int, int], int]) -> Callable[..., Any]:
+        def add_word(address: int, word: int) -> None:
+            before = ld_acquire_b32(address)
+            while True:
+                seen = exchange_if_equal(address, before, add_words(before, U32(word)))
+                if seen == before:
+                    return
+                before = seen
+
+        add_word = njit(add_word)
+
+        def add_to_line(address: int, first: int, second: int, third: int, fourth: int) -> None:
+            add_word(address + U64(12), fourth)
+            add_word(address + U64(8), third)
+            add_word(address + U64(4), second)
+            # Last, as it says that the others are there.
+            add_word(address, first)
+
+        return lambda address, first, second, third, fourth: add_to_line
+
     add = instruction(compiler, types.void, (U64, U32), emit_add)
     add_64 = instruction(compiler, types.void, (U64, U64), emit_add_64)
     exchange = instruction(compiler, U32, (U64, U32), emit_exchange)
@@ -142,6 +169,9 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.exch_relaxed_sys_b32)(
         lambda address, word: lambda address, word: exchange(address, word)
     )
+    lower(memory.red_line_relaxed_sys_add_f32)(red_line(additions.add_f32))
+    lower(memory.red_line_relaxed_sys_add_f16x2)(red_line(additions.add_two_f16))
+    lower(memory.red_line_relaxed_sys_add_bf16x2)(red_line(additions.add_two_bf16))
     lower(memory.red_relaxed_sys_add_u32)(
         lambda address, value: lambda address, value: add(address, value)
     )

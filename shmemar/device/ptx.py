@@ -115,6 +115,22 @@ def _lower_memory(compiler: Compiler) -> None:
         "st.relaxed.sys.global.v2.b64 [$0], {a, b};}",
         "lrrrr",
     )
+    # The lanes meet in the same text, so that nothing parts them again before they add.
+    meet = "bar.warp.sync 0xffffffff;"
+    red_line_f32 = _ptx(
+        compiler,
+        "{.reg .f32 a, b, c, d; mov.b32 a, $1; mov.b32 b, $2; mov.b32 c, $3; mov.b32 d, $4; "
+        f"{meet} red.relaxed.sys.global.add.v4.f32 [$0], {{a, b, c, d}};}}",
+        "lrrrr",
+    )
+    red_line_f16, red_line_bf16 = (
+        _ptx(
+            compiler,
+            f"{{{meet} red.relaxed.sys.global.add.noftz.v4.{name} [$0], {{$1, $2, $3, $4}};}}",
+            "lrrrr",
+        )
+        for name in ("f16x2", "bf16x2")
+    )
     exch_sys = _ptx(compiler, "atom.relaxed.sys.global.exch.b32 $0, [$1], $2;", "lr", "r")
     red_sys = _ptx(compiler, "red.relaxed.sys.global.add.u32 [$0], $1;", "lr")
     ld_sys_64 = _ptx(compiler, "ld.relaxed.sys.global.b64 $0, [$1];", "l", "l")
@@ -155,6 +171,12 @@ def _lower_memory(compiler: Compiler) -> None:
             )
         )
     )
+    for primitive, red_line in (
+        (memory.red_line_relaxed_sys_add_f32, red_line_f32),
+        (memory.red_line_relaxed_sys_add_f16x2, red_line_f16),
+        (memory.red_line_relaxed_sys_add_bf16x2, red_line_bf16),
+    ):
+        lower(primitive)(_red_line(red_line))
     lower(memory.exch_relaxed_sys_b32)(
         lambda address, word: lambda address, word: exch_sys(address, word)
     )
@@ -172,6 +194,12 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence_sys())
     lower(memory.globaltimer_ns)(lambda: lambda: globaltimer())
     lower(memory.relax)(lambda: lambda: None)
+
+
+def _red_line(add: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda address, first, second, third, fourth: (
+        lambda address, first, second, third, fourth: add(address, first, second, third, fourth)
+    )
 
 
 def _local_array(length: int) -> Callable[..., Any]:

@@ -554,13 +554,9 @@ class Communicator:
         )
 
     def _spec(self, dtype: DType, op: ReduceOp) -> KernelSpec:
-        return KernelSpec(
-            self._config.kernel or Kernel.ONE_SHOT,
-            self._config.protocol or Protocol.LL,
-            dtype,
-            op,
-            self.size,
-        )
+        kernel = self._config.kernel or Kernel.ONE_SHOT
+        protocol = self._config.protocol or kernel.protocols[0]
+        return KernelSpec(kernel, protocol, dtype, op, self.size)
 
     def _launch(
         self,

@@ -75,8 +75,11 @@ class Runtime(Protocol):
     def is_synchronous(self) -> bool:
         """True when `launch` returns after the kernel has ended."""
 
-    def allocate_symmetric(self, nbytes: int, word: int) -> Memory:
-        """Allocate memory on every rank, reachable by all, filled with a word. Collective."""
+    def allocate_symmetric(self, nbytes: int, word: int, zeroed_nbytes: int = 0) -> Memory:
+        """Allocate memory on every rank, reachable by all. Collective.
+
+        It is filled with a word, but for the last `zeroed_nbytes`.
+        """
 
     def allocate_private(self, nbytes: int) -> Memory:
         """Allocate zeros for this rank's kernels."""

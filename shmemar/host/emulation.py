@@ -97,9 +97,9 @@ class EmulatedRuntime:
                 f"on {', '.join(sorted(set(bootstrap.hosts())))}. Start them on one host."
             )
 
-    def allocate_symmetric(self, nbytes: int, word: int) -> Memory:
+    def allocate_symmetric(self, nbytes: int, word: int, zeroed_nbytes: int = 0) -> Memory:
         """Allocate shared memory. Collective."""
-        return SharedMemory(self._bootstrap, nbytes, word)
+        return SharedMemory(self._bootstrap, nbytes, word, zeroed_nbytes)
 
     def allocate_private(self, nbytes: int) -> Memory:
         """Allocate memory of this process."""

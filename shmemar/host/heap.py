@@ -26,8 +26,13 @@ class SymmetricHeap:
         """Bytes that are allocated on each rank."""
         return sum(memory.nbytes for memory in self._live)
 
-    def allocate(self, nbytes: int, word: int = 0) -> Memory:
+    def allocate(self, nbytes: int, word: int = 0, zeroed_nbytes: int = 0) -> Memory:
         """Allocate memory on every rank, filled with a word of 32 bits. Collective.
+
+        Args:
+            nbytes: Bytes of each rank.
+            word: What they hold at first.
+            zeroed_nbytes: How many of them, at the end, hold zeros.
 
         Raises:
             MismatchError: The ranks asked for different sizes.
@@ -38,7 +43,7 @@ class SymmetricHeap:
             raise MismatchError(
                 f"a symmetric allocation must have the same bytes on all ranks; got {listed}."
             )
-        memory = self._runtime.allocate_symmetric(nbytes, word)
+        memory = self._runtime.allocate_symmetric(nbytes, word, zeroed_nbytes)
         self._live.append(memory)
         return memory
 

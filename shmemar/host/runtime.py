@@ -251,7 +251,7 @@ class NvshmemRuntime:
         # The caller's next array is to be made on this rank's GPU.
         set_current_context(self._context)
 
-    def allocate_symmetric(self, nbytes: int, word: int) -> Memory:
+    def allocate_symmetric(self, nbytes: int, word: int, zeroed_nbytes: int = 0) -> Memory:
         """Carve from the arena. Collective of the communicator's ranks alone."""
         arena = self._job.arena
         offset = self._bootstrap.together(
@@ -261,6 +261,9 @@ class NvshmemRuntime:
 
         part = Buffer.from_handle(arena.base + offset, nbytes)
         part.fill(word.to_bytes(WORD_NBYTES, "little") if word else 0, stream=self._setup_stream)
+        if word and zeroed_nbytes:
+            end = Buffer.from_handle(arena.base + offset + nbytes - zeroed_nbytes, zeroed_nbytes)
+            end.fill(0, stream=self._setup_stream)
         self._setup_stream.sync()
         # All parts are filled when this returns, before any peer can store to them.
         offsets = self._bootstrap.allgather(offset, "exchange addresses")

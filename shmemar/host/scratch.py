@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from shmemar.device.packet import SENTINEL
 from shmemar.errors import CollectiveTimeoutError
-from shmemar.layout import LLLayout
 from shmemar.spec import Kernel, Protocol
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import Memory, Runtime
     from shmemar.host.heap import SymmetricHeap
+    from shmemar.layout import LLLayout
     from shmemar.spec import KernelSpec
 
 __all__ = ["Scratch", "layout_for", "make_scratch"]
@@ -41,10 +41,8 @@ def layout_for(spec: KernelSpec, config: Config) -> LLLayout:
     Raises:
         ConfigurationError: That is too small for the number of ranks.
     """
-    nbytes = (
-        config.two_shot_scratch_nbytes if spec.kernel is Kernel.TWO_SHOT else config.scratch_nbytes
-    )
-    return LLLayout.fit(spec.nranks, nbytes, spec.nbuffers)
+    has_shares = spec.kernel in (Kernel.TWO_SHOT, Kernel.LL128_ATOMIC)
+    return spec.fit_layout(config.two_shot_scratch_nbytes if has_shares else config.scratch_nbytes)
 
 
 def make_scratch(
@@ -59,7 +57,8 @@ def make_scratch(
     Raises:
         BackendUnavailableError: There is no room for it; on every rank.
     """
-    region = heap.allocate(layout.nbytes, SENTINEL if protocol is Protocol.SENTINEL else 0)
+    word = SENTINEL if protocol is Protocol.SENTINEL else 0
+    region = heap.allocate(layout.nbytes, word, layout.nbytes - layout.packets_nbytes)
     try:
         epochs = bootstrap.together(
             lambda: runtime.allocate_private(layout.epochs_nbytes), "allocate epoch words"

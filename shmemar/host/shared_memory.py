@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmemar.errors import BackendUnavailableError
+from shmemar.layout import WORD_NBYTES
 
 if TYPE_CHECKING:
     from shmemar.host.bootstrap import Bootstrap
@@ -24,7 +25,7 @@ __all__ = ["SharedMemory"]
 
 
 class SharedMemory:
-    """Memory on every rank, mapped by all, filled with a word of 32 bits. Collective.
+    """Memory on every rank, mapped by all, filled with a word of 32 bits and zeros. Collective.
 
     Attributes:
         nbytes: Bytes of each rank.
@@ -34,10 +35,14 @@ class SharedMemory:
         BackendUnavailableError: A part can't be made or mapped; on every rank.
     """
 
-    def __init__(self, bootstrap: Bootstrap, nbytes: int, word: int = 0) -> None:
-        """Make the own part and map all."""
+    def __init__(
+        self, bootstrap: Bootstrap, nbytes: int, word: int = 0, zeroed_nbytes: int = 0
+    ) -> None:
+        """Make the own part and map all; the last `zeroed_nbytes` are zeros."""
         self.nbytes = nbytes
-        descriptor = bootstrap.together(lambda: _create(nbytes, word), "make shared memory")
+        descriptor = bootstrap.together(
+            lambda: _create(nbytes, word, zeroed_nbytes), "make shared memory"
+        )
         try:
             paths = bootstrap.allgather(f"/proc/{os.getpid()}/fd/{descriptor}", "share memory")
             self._maps = bootstrap.together(
@@ -67,7 +72,7 @@ class SharedMemory:
         self.free()
 
 
-def _create(nbytes: int, word: int) -> int:
+def _create(nbytes: int, word: int, zeroed_nbytes: int) -> int:
     descriptor = os.memfd_create("shmemar")
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -80,7 +85,7 @@ def _create(nbytes: int, word: int) -> int:
     if word:
         with mmap.mmap(descriptor, nbytes) as part:
             whole = np.frombuffer(part, np.uint32)
-            whole[...] = word
+            whole[: (nbytes - zeroed_nbytes) // WORD_NBYTES] = word
             del whole
     return descriptor
 

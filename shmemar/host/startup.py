@@ -11,14 +11,14 @@ import numpy as np
 
 from shmemar import __version__
 from shmemar.config import Config
-from shmemar.errors import CollectiveTimeoutError, ConfigurationError
+from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.errors import ArgumentError, CollectiveTimeoutError, ConfigurationError
 from shmemar.host.bootstrap import Bootstrap
 from shmemar.host.communicator import Communicator
 from shmemar.host.emulation import EmulatedRuntime
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
-from shmemar.layout import LL_BUFFERS, SENTINEL_BUFFERS, LLLayout
-from shmemar.spec import MAX_RANKS, Backend, Determinism, Protocol
+from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel, KernelSpec
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -140,18 +140,31 @@ def _configure(
         config = replace(config, scratch_nbytes=int(scratch_nbytes))
     if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
         raise ConfigurationError(f"device is {device!r}; expected the ordinal of a GPU, or None.")
-    return config, _member(Determinism, "determinism", determinism)
+    chosen = _member(Determinism, "determinism", determinism)
+    pinned = config.kernel
+    if pinned and not pinned.is_deterministic and chosen is not Determinism.NOT_GUARANTEED:
+        raise ConfigurationError(
+            f"SHMEMAR_KERNEL is {pinned.value}, whose order of summation varies from run to run; "
+            f"determinism is {chosen.value!r}; expected 'not_guaranteed' with it. Pass that to "
+            "shmemar.init, or pin another kernel."
+        )
+    return config, chosen
 
 
 def _check_size(nranks: int, config: Config) -> None:
     if nranks > MAX_RANKS:
         raise ConfigurationError(f"comm has {nranks} ranks; expected {MAX_RANKS} at most.")
-    nbuffers = SENTINEL_BUFFERS if config.protocol is Protocol.SENTINEL else LL_BUFFERS
+    kernel = config.kernel or Kernel.ONE_SHOT
+    protocol = config.protocol or kernel.protocols[0]
+    try:
+        unit = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks)
+    except ArgumentError as error:
+        raise ConfigurationError(str(error)) from None
     for name in ("scratch_nbytes", "two_shot_scratch_nbytes"):
         nbytes = getattr(config, name)
         if nbytes > MAX_SCRATCH_NBYTES:
             raise ConfigurationError(f"{name} is {nbytes}; expected {MAX_SCRATCH_NBYTES} at most.")
-        LLLayout.fit(nranks, nbytes, nbuffers)
+        unit.fit_layout(nbytes)
 
 
 def _member(enum: type[E], name: str, value: Any) -> E:

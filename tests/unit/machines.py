@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shmemar.device.interpreter import Group, Order, Scope
 
 
@@ -38,6 +40,12 @@ class RefusingMachine:
     def add_b64(self, address: int, value: int, order: Order) -> None:
         """Refuse an addition to 64 bits."""
         raise AssertionError(f"unexpected {order} addition of {value} to 64 bits at {address:#x}")
+
+    def add_to_line(
+        self, address: int, words: tuple[int, ...], add: Callable[[int, int], int]
+    ) -> None:
+        """Refuse an addition to a line."""
+        raise AssertionError(f"unexpected addition to the line at {address:#x}")
 
     def fence(self, scope: Scope) -> None:
         """Refuse a fence."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shmemar.device import groups, memory
+from shmemar.device.additions import add_f32, add_two_bf16, add_two_f16
 from shmemar.device.interpreter import Group, Order, Scope, current, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WEAK, SYS, RELEASE = Order.WEAK, Order.RELAXED_SYS, Order.RELEASE_SYS
 WARP, BLOCK = Group.WARP, Group.BLOCK
@@ -33,6 +37,14 @@ CALLS = [
     ("ld_relaxed_sys_b64", (8,), ("load", 8, 2, SYS), 2 << 32 | 1),
     ("st_release_sys_b64", (8, 7 << 32 | 5), ("store", 8, (5, 7), RELEASE), None),
     ("red_release_sys_add_u64", (8, 5), ("add_b64", 8, 5, RELEASE), None),
+    *(
+        (f"red_line_relaxed_sys_add_{kind}", (16, 5, 6, 7, 8), ("add_to_line", *rest), None)
+        for kind, rest in (
+            ("f32", (16, (5, 6, 7, 8), add_f32)),
+            ("f16x2", (16, (5, 6, 7, 8), add_two_f16)),
+            ("bf16x2", (16, (5, 6, 7, 8), add_two_bf16)),
+        )
+    ),
     ("fence_acq_rel_gpu", (), ("fence", Scope.GPU), None),
     ("fence_acq_rel_sys", (), ("fence", Scope.SYS), None),
     ("globaltimer_ns", (), ("clock_ns",), 77),
@@ -76,6 +88,11 @@ class _Recorder:
 
     def add_b64(self, address: int, value: int, order: Order) -> None:
         self.asked.append(("add_b64", address, value, order))
+
+    def add_to_line(
+        self, address: int, words: tuple[int, ...], add: Callable[[int, int], int]
+    ) -> None:
+        self.asked.append(("add_to_line", address, words, add))
 
     def exchange(self, address: int, word: int) -> int:
         self.asked.append(("exchange", address, word))

@@ -6,7 +6,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shmemar.device.kernels import arguments, broadcast, one_shot, two_shot, user
+from shmemar.device.kernels import arguments, broadcast, ll128_atomic, one_shot, two_shot, user
 from shmemar.device.kernels.arguments import KernelArguments
 from shmemar.device.kernels.user import UserArguments
 from shmemar.spec import Kernel
@@ -25,6 +25,7 @@ BUILDERS: Mapping[Kernel, Callable[..., Callable[..., Any]]] = MappingProxyType(
         Kernel.ONE_SHOT: one_shot.build,
         Kernel.TWO_SHOT: two_shot.build,
         Kernel.BROADCAST: broadcast.build,
+        Kernel.LL128_ATOMIC: ll128_atomic.build,
     }
 )
 

@@ -11,7 +11,7 @@ from shmemar.device.groups import WARP_THREADS
 from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.dtypes import ReduceOp
 from shmemar.host.exact import exact_input, exact_result
-from shmemar.layout import LLLayout
+from shmemar.layout import LINE_LANES, LLLayout
 from shmemar.spec import WIDE_RANKS, Kernel, Protocol
 
 if TYPE_CHECKING:
@@ -85,13 +85,14 @@ class Call:
         spec = self.spec
         if spec.op is ReduceOp.SUM:
             number = np.uint32(self.marks[0][0]).view(np.float32)
-            total = number
+            adds_to_zero = spec.kernel is Kernel.LL128_ATOMIC
+            total = np.float32(0) if adds_to_zero else number
             with np.errstate(invalid="ignore"):
-                for _ in range(1, spec.nranks):
+                for _ in range(0 if adds_to_zero else 1, spec.nranks):
                     total = total + number
-            # What comes out as the sentinel is sent only by the kernel with two exchanges.
+            # What comes out as the sentinel is sent only by kernels with two exchanges.
             word = int(total.view(np.uint32))
-            is_sent = spec.kernel is Kernel.TWO_SHOT and spec.protocol is Protocol.SENTINEL
+            is_sent = spec.kernel is not Kernel.ONE_SHOT and spec.protocol is Protocol.SENTINEL
             return [(TWIN if is_sent and word == SENTINEL else word,)]
         if spec.protocol is Protocol.LL:
             return self.marks
@@ -100,8 +101,11 @@ class Call:
 
 def layout_of(spec: KernelSpec) -> LLLayout:
     """The layout of a kernel's region."""
-    nslots = FEW_SLOTS if spec.nranks < WIDE_RANKS else 2 * WARP_THREADS
-    return LLLayout(spec.nranks, nslots, spec.nbuffers)
+    if spec.nranks >= WIDE_RANKS:
+        nslots = 2 * WARP_THREADS
+    else:
+        nslots = 2 * LINE_LANES if spec.kernel is Kernel.LL128_ATOMIC else FEW_SLOTS
+    return LLLayout(spec.nranks, nslots, spec.nbuffers, spec.accumulators)
 
 
 def _marked(data: NDArray[Any], number: int, marks: list[tuple[int, ...]]) -> NDArray[Any]:
@@ -128,3 +132,8 @@ class CallSequence:
     replays: int = 1
     resident: int | None = None
     share_work: bool = True
+
+    @property
+    def warp_threads(self) -> int:
+        """Lanes of a warp: those of a line, where no kernel has more that work together."""
+        return LINE_LANES if self.calls[0].spec.nranks < WIDE_RANKS else WARP_THREADS

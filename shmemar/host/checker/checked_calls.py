@@ -67,6 +67,7 @@ class _Calls:
             for r in range(self._nranks)
         ]
         machine.share_work = sequence.share_work
+        machine.use_warps_of(sequence.warp_threads)
         nthreads = self._nranks * max(call.nthreads for call in sequence.calls)
         machine.turns.limit = nthreads * STEPS_PER_THREAD
         for call in sequence.calls:
@@ -80,7 +81,15 @@ class _Calls:
             fill = SENTINEL << 32 | SENTINEL if spec.protocol is Protocol.SENTINEL else 0
             log = PacketLog(name, layout) if self._machine.follows_packets else None
             self._regions[region_of(spec)] = [
-                area(f"region of {name}", r, layout.nbytes, fill=fill, log=log) for r in ranks
+                area(
+                    f"region of {name}",
+                    r,
+                    layout.nbytes,
+                    fill=fill,
+                    log=log,
+                    zeroed_nbytes=layout.nbytes - layout.packets_nbytes,
+                )
+                for r in ranks
             ]
         epoch = self._sequence.first_epoch
         if key in self._epochs:

@@ -16,15 +16,13 @@ from shmemar.dtypes import DTYPES, DType, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
 from shmemar.host.checker.calls import FEW_SLOTS, MARKS, Call, CallSequence
 from shmemar.host.exact import numpy_dtype
+from shmemar.layout import LINE_LANES
 from shmemar.spec import WIDE_RANKS, Kernel, KernelSpec, Protocol
 
 __all__ = ["PAIRS", "draw_sequence", "tiny_sequence"]
 
 PAIRS: list[tuple[Kernel, Protocol]] = [
-    (kernel, protocol)
-    for kernel in BUILDERS
-    for protocol in Protocol
-    if kernel.reduces or protocol is Protocol.LL
+    (kernel, protocol) for kernel in BUILDERS for protocol in kernel.protocols
 ]
 """Every kernel with each of its protocols."""
 
@@ -37,8 +35,9 @@ def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) ->
     """Draw a sequence, most of whose calls are of one kernel and protocol."""
     draw = random.Random(f"{kernel.value} {protocol.value} {nranks} {seed}")  # noqa: S311
     calls: list[Call] = []
+    possible = [each for each in PAIRS if _types(*each, nranks)]
     for _ in range(draw.randint(3, 5) if nranks < WIDE_RANKS else 2):
-        others = [pair for pair in PAIRS if pair != (kernel, protocol)]
+        others = [pair for pair in possible if pair != (kernel, protocol)]
         pair = draw.choice(others) if calls and draw.random() < 0.2 else (kernel, protocol)
         calls.append(_draw_call(*pair, nranks, draw))
     overlaps = draw.random() < 0.15
@@ -54,6 +53,9 @@ def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) ->
 def tiny_sequence(kernel: Kernel, protocol: Protocol, nranks: int) -> CallSequence:
     """The shortest sequence in which every buffer is used again: for going through schedules."""
     spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks)
+    if kernel is Kernel.LL128_ATOMIC:
+        whole_warp = Call(spec, 3 * nranks * spec.line_elements, LINE_LANES)
+        return CallSequence((whole_warp,))
     owners = nranks if kernel is Kernel.TWO_SHOT else 1
     count = owners * spec.payload_nbytes // spec.dtype.itemsize
     once, twice = Call(spec, count, 1), Call(spec, 2 * count, 1)
@@ -68,6 +70,8 @@ def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Ran
     busy = nthreads
     if nranks >= WIDE_RANKS:  # which costs as many operations as many calls of few ranks
         passes = min(passes, 2)
+    if kernel is Kernel.LL128_ATOMIC:
+        return _draw_lines(spec, draw)
     if spec.lanes > 1:
         nthreads = draw.choice([1, 1, 2]) * WARP_THREADS
         busy, passes = draw.choice([(busy, 1), (busy, 1), (nthreads // spec.lanes, 5)])
@@ -86,19 +90,44 @@ def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Ran
     )
 
 
+def _draw_lines(spec: KernelSpec, draw: random.Random) -> Call:
+    """Draw a call of a kernel whose warps work together; four lines or eight of each rank."""
+    warp = LINE_LANES if spec.nranks < WIDE_RANKS else WARP_THREADS
+    most = spec.nranks * spec.line_elements * draw.choice([1, 3, 3, 6])
+    repeats = draw.choice([1, 1, 1, 1, 1, 2])
+    return Call(
+        spec,
+        draw.randint(1, most),
+        warp * draw.choice([1, 2]),
+        repeats=repeats,
+        in_place=draw.random() < 0.25,
+        shift=draw.randrange(3),
+        is_marked=(spec.dtype.name, spec.op) in MARKS and draw.random() < 0.5,
+    )
+
+
 def _draw_spec(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random) -> KernelSpec:
-    fitting = [each for each in DTYPES.values() if _fits(each, protocol, nranks)]
+    fitting = _types(kernel, protocol, nranks)
     dtype = DTYPES["float32"] if draw.random() < 0.3 else draw.choice(fitting)
     is_exact = nranks <= EXACT_RANKS or dtype.is_complex
     ops = [op for op in supported_ops(dtype) if is_exact or op is not ReduceOp.PROD]
+    if kernel is Kernel.LL128_ATOMIC:
+        ops = [ReduceOp.SUM, ReduceOp.AVG]
     if dtype.name == "complex128" and ReduceOp.PROD in ops and draw.random() < 0.5:
         # With LL packets the one that takes two for each thread.
         return KernelSpec(kernel, protocol, dtype, ReduceOp.PROD, nranks)
     return KernelSpec(kernel, protocol, dtype, draw.choice(ops), nranks)
 
 
-def _fits(dtype: DType, protocol: Protocol, nranks: int) -> bool:
-    if protocol is Protocol.SENTINEL and dtype.is_integer:
+def _types(kernel: Kernel, protocol: Protocol, nranks: int) -> list[DType]:
+    """Types that a kernel has, and whose results are known."""
+    return [each for each in DTYPES.values() if _fits(each, kernel, protocol, nranks)]
+
+
+def _fits(dtype: DType, kernel: Kernel, protocol: Protocol, nranks: int) -> bool:
+    try:
+        KernelSpec(kernel, protocol, dtype, ReduceOp.SUM, nranks)
+    except ArgumentError:
         return False
     if dtype.component_nbytes == 2 and nranks > EXACT_RANKS:
         return False

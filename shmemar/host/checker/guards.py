@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shmemar.device import kernels, packet_buffer, signal
+from shmemar.device import kernels, ll128, packet_buffer, signal
 from shmemar.device.groups import all_in_warp
 from shmemar.device.interpreter import Order, Scope, current
-from shmemar.device.kernels import exchange
+from shmemar.device.kernels import exchange, ll128_atomic
 from shmemar.device.ll_buffer import LLBuffer
-from shmemar.device.memory import fence_acq_rel_gpu
+from shmemar.device.memory import fence_acq_rel_gpu, st_relaxed_sys_v4_b32
 from shmemar.device.packet import LAST_EPOCH, SENTINEL
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.signal import (
@@ -24,7 +24,8 @@ from shmemar.host.checker.checked_run import Program
 from shmemar.host.checker.control_kernels import in_a_ring, in_a_ring_of_warps, ring, sums
 from shmemar.host.checker.controls import Control, Patch
 from shmemar.host.checker.drawn_calls import PAIRS, draw_sequence
-from shmemar.layout import LLLayout
+from shmemar.host.checker.hostile_machine import HostileMachine
+from shmemar.layout import LINE_LANES, LINE_NBYTES, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ __all__ = ["CONTROLS"]
 
 LL, SENTINEL_PROTOCOL = Protocol.LL, Protocol.SENTINEL
 ONE_SHOT, TWO_SHOT, BROADCAST = Kernel.ONE_SHOT, Kernel.TWO_SHOT, Kernel.BROADCAST
+LL128_ATOMIC = Kernel.LL128_ATOMIC
 
 
 def _drawn(kernel: Kernel, protocol: Protocol, nranks: int = 2) -> Program:
@@ -143,6 +145,72 @@ def _trigger_only(machine: Any) -> None:
     machine.trigger()
 
 
+# Lines
+
+
+def _in_one_accumulator(
+    offset: Callable[[int, int, int, int], int],
+) -> Callable[[int, int, int, int], int]:
+    return lambda epoch, slot, packets, pitch: offset(0, slot, packets, pitch)
+
+
+def _clear_all_but_the_marks(address: int, *words: int) -> None:
+    if address % LINE_NBYTES:
+        st_relaxed_sys_v4_b32(address, *words)
+    else:
+        current().store(address + 4, words[:1], Order.RELAXED_SYS)
+        current().store(address + 8, words[:2], Order.RELAXED_SYS)
+
+
+def _put_off() -> list[int]:
+    """Where the current thread has lines to clear."""
+    thread = current().turns.current  # type: ignore[attr-defined]
+    found: list[int] = thread.__dict__.setdefault("put_off", [])
+    return found
+
+
+def _clear_later(address: int, *_: int) -> None:
+    _put_off().append(address)
+
+
+def _clear_those_before(bcast: Callable[..., None]) -> Callable[..., None]:
+    """Behind the packet that licenses the line's next use."""
+
+    def send(ll: PacketBuffer, slot: int, words: list[int], at: int) -> None:
+        bcast(ll, slot, words, at)
+        while len(_put_off()) > 1:
+            st_relaxed_sys_v4_b32(_put_off().pop(0), 0, 0, 0, 0)
+
+    return send
+
+
+def _clear_the_last(store: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    def finish(address: int, epoch: int) -> None:
+        while _put_off():
+            st_relaxed_sys_v4_b32(_put_off().pop(0), 0, 0, 0, 0)
+        store(address, epoch)
+
+    return finish
+
+
+def _in_two_halves(whole: Callable[..., None]) -> Callable[..., None]:
+    """Add by two instructions, each with the other half of the lanes masked off."""
+
+    def add(machine: HostileMachine, address: int, words: Any, add: Callable[..., int]) -> None:
+        is_lower = machine.turns.current.index % LINE_LANES < LINE_LANES // 2
+        for half in (True, False):
+            if half is is_lower:
+                whole(machine, address, words, add)
+            else:
+                machine.skip_line()
+
+    return add
+
+
+def _as_it_is(value: bool) -> bool:  # noqa: FBT001 - an operand
+    return value
+
+
 # Signals
 
 
@@ -173,6 +241,11 @@ _RING = ring(in_a_ring, 1, 6, 3)
 _WARPS = ring(in_a_ring_of_warps, 32, 32, 1)
 
 _WITH_SENTINEL = [pair for pair in PAIRS if pair[1] is SENTINEL_PROTOCOL]
+_PACKETS_ALONE = [pair for pair in PAIRS if pair[0] is not LL128_ATOMIC]
+_SENTINEL_ALONE = [pair for pair in _WITH_SENTINEL if pair[0] is not LL128_ATOMIC]
+"""In an LL128 kernel packets are sent behind the additions of all ranks, which guard them more."""
+_LINES = [(LL128_ATOMIC, SENTINEL_PROTOCOL)]
+CLEAR = "st_relaxed_sys_v4_b32"
 _WITH_LL = [pair for pair in PAIRS if pair[1] is LL]
 
 
@@ -182,7 +255,7 @@ def _of_each(name: str, patch: Patch, pairs: list[tuple[Kernel, Protocol]]) -> t
 
 CONTROLS: tuple[Control, ...] = (
     *_of_each("the second of two buffers", _in_buffers(1), _WITH_LL),
-    *_of_each("the third of three buffers", _in_buffers(2), _WITH_SENTINEL),
+    *_of_each("the third of three buffers", _in_buffers(2), _SENTINEL_ALONE),
     *_of_each("an epoch word for each slot", _replace(exchange, "EPOCH_NBYTES", 0), PAIRS),
     *_of_each(
         "the flag of the second half",
@@ -198,7 +271,7 @@ CONTROLS: tuple[Control, ...] = (
     *_of_each(
         "the fence behind resets",
         _replace(PacketBuffer, "fence_resets", _nothing),
-        _WITH_SENTINEL,
+        _SENTINEL_ALONE,
     ),
     *_of_each(
         "the twin of what looks empty",
@@ -217,7 +290,7 @@ CONTROLS: tuple[Control, ...] = (
             (_replace(checked_calls, "body_of", _pitch_of_message),),
             _drawn(*pair),
         )
-        for pair in PAIRS
+        for pair in _PACKETS_ALONE
     ),
     Control(
         "a region for each layout",
@@ -241,6 +314,26 @@ CONTROLS: tuple[Control, ...] = (
         "the wait behind a programmatic launch",
         (_replace(checked_calls, "before_body", _trigger_only),),
         _fixed(_OVERLAPPING),
+    ),
+    *_of_each(
+        "the second of two accumulators",
+        Patch(ll128, "accumulator_offset", _in_one_accumulator),
+        _LINES,
+    ),
+    *_of_each("the clearing of marks", _replace(ll128, CLEAR, _clear_all_but_the_marks), _LINES),
+    *_of_each("the clearing before the fence", Patch(ll128, CLEAR, _clear_one_epoch_later), _LINES),
+    *_of_each(
+        "the fence behind additions",
+        _replace(ll128_atomic, "fence_acq_rel_gpu", _nothing),
+        _LINES,
+    ),
+    *_of_each(
+        "the lanes of half a line", Patch(HostileMachine, "add_to_line", _in_two_halves), _LINES
+    ),
+    *_of_each(
+        "the meeting behind a line's last mark",
+        _replace(ll128_atomic, "all_in_warp", _as_it_is),
+        _LINES,
     ),
     *(
         Control("`advance_epoch`", (_replace(LLBuffer, "advance_epoch", _nothing),), sums(protocol))

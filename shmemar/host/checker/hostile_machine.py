@@ -6,6 +6,7 @@ choice, where a `Schedule` picks who goes on and which stores are performed.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,10 @@ from shmemar.host.checker.packet_log import Packet
 from shmemar.host.checker.turns import Turns
 from shmemar.host.checker.verdict import ProtocolError, Verdict
 from shmemar.host.checker.weak_memory import ALL_BITS, WeakMemory
+from shmemar.layout import LINE_LANES, LINE_NBYTES, PACKET_NBYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from shmemar.host.checker.messages import Message, Store
     from shmemar.host.checker.moves import Moves
@@ -78,6 +80,10 @@ class HostileMachine:
         )
         self._patience = self.schedule.patience()
         self._time_ns = 0
+
+    def use_warps_of(self, lanes: int) -> None:
+        """Let warps have so many lanes: fewer make kernels that need but a few cheaper to run."""
+        self.warp_threads = self._meetings.warp_threads = lanes
 
     # The host's side
 
@@ -155,7 +161,7 @@ class HostileMachine:
 
     def _must_be_a_packet(self, who: Thread, span: Span, address: int, nbytes: int) -> None:
         """Refuse what is no store of words, where packets lie."""
-        if span.area.log is not None:
+        if span.area.log_of(address) is not None:
             raise ProtocolError(
                 Verdict.OUTSIDE,
                 f"{who} of {who.launch.name} would change {nbytes} bytes at "
@@ -205,7 +211,7 @@ class HostileMachine:
         self._acts(who)
         if self.moves is not None:
             self.moves.add(self.turns.steps, who, f"stores ({order.value})", address, words)
-        log, packet = span.area.log, None
+        log, packet = span.area.log_of(address), None
         if log is not None:
             packet = log.store(who.rank, span.area.rank, address - span.area.address, words)
         store, location, is_strong = self.memory.store, address >> 3, order is not Order.WEAK
@@ -283,7 +289,55 @@ class HostileMachine:
         if self.moves is not None:
             self.moves.add(self.turns.steps, who, f"adds ({order.value})", address, (value,))
         releases = order is Order.RELEASE_SYS
-        self.memory.store(who, address >> 3, value, mask, is_addition=True, releases=releases)
+        self.memory.store(who, address >> 3, value, mask, add=operator.add, releases=releases)
+
+    def add_to_line(
+        self, address: int, words: tuple[int, ...], add: Callable[[int, int], int]
+    ) -> None:
+        """Add to 16 bytes; the lines that the lanes of a warp have all of at once, others apart."""
+        who = self.turns.take()
+        span = self._span(who, address, PACKET_NBYTES, stores=True)
+        self._must_be_a_packet(who, span, address, PACKET_NBYTES)
+        self._acts(who)
+        if self.moves is not None:
+            self.moves.add(self.turns.steps, who, "adds to a line", address, words)
+
+        def both(before: int, value: int) -> int:
+            return add(before >> 32, value >> 32) << 32 | add(before & LOW, value & LOW)
+
+        if not self.share_work:
+            for at in (12, 8, 4, 0):
+                shift = 8 * (at & 4)
+                location, value = address + at >> 3, words[at // 4] << shift
+                self.memory.store(who, location, value, LOW << shift, add=both)
+                # A CPU's addition comes behind the one before, and whoever sees it sees that.
+                self.memory.fence(who, Scope.SYS)
+                line = address // LINE_NBYTES * LINE_NBYTES >> 3
+                self.memory.see_all(location, range(line, line + LINE_NBYTES // 8))
+            return
+        offered = address, words, both
+        self._meetings.meet(who, Group.WARP, offered, orders_memory=False, then=self._add_lines)
+
+    def skip_line(self) -> None:
+        """Come to the warp's next addition without adding."""
+        self._meetings.meet(
+            self.turns.take(), Group.WARP, None, orders_memory=False, then=self._add_lines
+        )
+
+    def _add_lines(self, lanes: list[tuple[Thread, Any] | None]) -> None:
+        for first in range(0, len(lanes), LINE_LANES):
+            stores, addresses = [], set()
+            for lane in lanes[first : first + LINE_LANES]:
+                if lane is None or lane[1] is None:
+                    continue
+                who, (address, words, both) = lane
+                addresses.add(address - PACKET_NBYTES * (who.index % LINE_LANES))
+                for at in (0, 1):
+                    value = words[2 * at + 1] << 32 | words[2 * at]
+                    stores.append(self.memory.store(who, (address >> 3) + at, value, add=both))
+            is_whole = len(stores) == 2 * LINE_LANES and len(addresses) == 1
+            if is_whole and not addresses.pop() % LINE_NBYTES:
+                self.memory.perform_at_once(stores)
 
     def _acts(self, who: Thread) -> None:
         """Something that is not a poll: from here on old messages may be read again."""

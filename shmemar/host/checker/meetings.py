@@ -8,6 +8,8 @@ from shmemar.device.interpreter import Group
 from shmemar.host.checker.verdict import ProtocolError, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shmemar.host.checker.threads import Launch, Thread
     from shmemar.host.checker.turns import Turns
     from shmemar.host.checker.weak_memory import WeakMemory
@@ -22,6 +24,7 @@ class _Which(NamedTuple):
     group: Group
     number: int
     orders_memory: bool
+    then: Callable[[list[tuple[Thread, Any] | None]], None] | None
 
 
 class Meetings:
@@ -39,9 +42,19 @@ class Meetings:
         self._offers: dict[_Which, dict[int, tuple[Thread, Any]]] = {}
 
     def meet(
-        self, who: Thread, group: Group, offered: Any, *, orders_memory: bool
+        self,
+        who: Thread,
+        group: Group,
+        offered: Any,
+        *,
+        orders_memory: bool,
+        then: Callable[[list[tuple[Thread, Any] | None]], None] | None = None,
     ) -> tuple[int, list[Any]]:
-        """Wait for those of the group who have not ended; as of `Machine.meet`."""
+        """Wait for those of the group who have not ended; as of `Machine.meet`.
+
+        `then` is what happens when the last one has come, before any goes on: it is given each
+        thread and what it offered, by place.
+        """
         size = self._size(who.launch, group)
         number, place = divmod(who.index, size)
         missing = (number + 1) * size - len(who.launch.threads)
@@ -52,7 +65,7 @@ class Meetings:
                 f"threads; expected {size}: launch whole {group.value}s",
                 who.rank,
             )
-        which = _Which(who.launch, group, number, orders_memory)
+        which = _Which(who.launch, group, number, orders_memory, then)
         self._offers.setdefault(which, {})[place] = who, offered
         self._complete(which)
         if not who.met:
@@ -78,6 +91,8 @@ class Meetings:
         members = [thread for thread, _ in offers.values()]
         if which.orders_memory:
             self._memory.meet(list(members))
+        if which.then:
+            which.then([offers.get(place) for place in range(size)])
         for thread in members:
             thread.met = values
             if thread is not self._turns.current:

@@ -31,6 +31,7 @@ class Area:
         nbytes: How long it is.
         fill: What each 8 bytes hold at first.
         log: Who hears of its packets; None where there are none.
+        zeroed_nbytes: How many bytes at its end hold zeros at first, and no packets.
     """
 
     name: str
@@ -39,6 +40,15 @@ class Area:
     nbytes: int
     fill: int = 0
     log: PacketLog | None = None
+    zeroed_nbytes: int = 0
+
+    def log_of(self, address: int) -> PacketLog | None:
+        """Who hears of a packet at an address of the area."""
+        return self.log if address < self.address + self.nbytes - self.zeroed_nbytes else None
+
+    def initial(self, address: int) -> int:
+        """What the 8 bytes at an address of the area hold at first."""
+        return self.fill if address < self.address + self.nbytes - self.zeroed_nbytes else 0
 
 
 class Span:
@@ -91,11 +101,12 @@ class MemoryMap:
         offset: int = 0,
         fill: int = 0,
         log: PacketLog | None = None,
+        zeroed_nbytes: int = 0,
     ) -> Area:
         """Add an area of a rank, `offset` bytes behind a multiple of `ALIGNMENT`."""
         base = (rank + 1) << RANK_SHIFT | self._next[rank] << AREA_SHIFT
         self._next[rank] += 1
-        area = Area(name, rank, base + ALIGNMENT + offset, nbytes, fill, log)
+        area = Area(name, rank, base + ALIGNMENT + offset, nbytes, fill, log, zeroed_nbytes)
         self._areas[base >> AREA_SHIFT] = area
         return area
 
@@ -111,7 +122,7 @@ class MemoryMap:
     def initial(self, location: int) -> int:
         """What a location holds at first."""
         area = self.at(location << LOCATION_SHIFT)
-        return area.fill if area is not None else 0
+        return area.initial(location << LOCATION_SHIFT) if area is not None else 0
 
     def describe(self, address: int) -> str:
         """Say where an address is."""
@@ -119,8 +130,9 @@ class MemoryMap:
         if area is None:
             return f"{address:#x}, which is no memory"
         at = address - area.address
-        if area.log is not None and 0 <= at < area.nbytes:
-            return f"rank {area.rank}'s {area.name}, {area.log.describe(at)}"
+        log = area.log_of(address)
+        if log is not None and 0 <= at < area.nbytes:
+            return f"rank {area.rank}'s {area.name}, {log.describe(at)}"
         return f"rank {area.rank}'s {area.name} + {at} of {area.nbytes} bytes"
 
     @staticmethod

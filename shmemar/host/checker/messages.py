@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Message", "Observer", "Queue", "Released", "Store", "View"]
 
@@ -23,9 +26,10 @@ class Message:
         of_sys: Views that it carries to all.
         packet: The packet that it is a half of, if it is.
         was_read: True once that half was read by whom it was for.
+        line: Index of each message that arrived with it, by location, where they did at once.
     """
 
-    __slots__ = ("of_gpu", "of_sys", "packet", "rank", "value", "was_read")
+    __slots__ = ("line", "of_gpu", "of_sys", "packet", "rank", "value", "was_read")
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class Message:
         self.of_sys = of_sys
         self.packet = packet
         self.was_read = False
+        self.line: View = {}
 
 
 class Store:
@@ -50,19 +55,21 @@ class Store:
         queue: Where it waits.
         value: Its bits.
         mask: The bits that it is of.
-        is_addition: True of an addition.
+        add: ``add(before, value)`` of an addition, on all 64 bits; None of a store.
         packet: The packet that it is a half of, or what else a `PacketLog` calls it.
         of_gpu: Views that it carries to threads of its rank.
         of_sys: Views that it carries to all.
         behind: Stores that are performed before it.
         releases: True where it also carries a view of those.
+        line: Additions that are performed at once with it.
         index: Index of its message; -1 while it waits.
     """
 
     __slots__ = (
+        "add",
         "behind",
         "index",
-        "is_addition",
+        "line",
         "mask",
         "of_gpu",
         "of_sys",
@@ -73,17 +80,24 @@ class Store:
     )
 
     def __init__(
-        self, queue: Queue, value: int, mask: int, *, is_addition: bool, packet: Any
+        self,
+        queue: Queue,
+        value: int,
+        mask: int,
+        *,
+        add: Callable[[int, int], int] | None,
+        packet: Any,
     ) -> None:
         self.queue = queue
         self.value = value
         self.mask = mask
-        self.is_addition = is_addition
+        self.add = add
         self.packet = packet
         self.of_gpu = queue.observer.of_gpu
         self.of_sys = queue.observer.of_sys
         self.behind: list[Store] = []
         self.releases = False
+        self.line: tuple[Store, ...] = ()
         self.index = -1
 
 

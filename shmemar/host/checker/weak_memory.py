@@ -7,6 +7,9 @@ list of *messages*, its modification order.
   at any later time: after the stores of the thread to the same location that came before, but
   before or after any other. So packets of 16 bytes are seen in halves, and a reset that comes late
   destroys what has arrived meanwhile. An addition waits likewise, and adds when it is performed.
+* Additions to a line of 128 bytes that 8 lanes of a warp make by one instruction are performed at
+  once, and a thread that has read one of them reads none of the others' bytes as they were before.
+  PTX does not promise that: it is what a litmus test has to show of a machine.
 * The thread sees its own stores, and after a meeting of threads those of the others who met.
 * A thread has a *view*: of each location the oldest message that it may read. A load reads that one
   or any newer, which becomes the view. Nothing else raises a view but what follows.
@@ -35,7 +38,7 @@ from shmemar.device.interpreter import Scope
 from shmemar.host.checker.messages import Message, Queue, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from shmemar.host.checker.messages import Observer, View
 
@@ -109,6 +112,8 @@ class WeakMemory:
         if message.packet is not None and not message.was_read:
             message.was_read = True
             self.is_read(message)
+        if message.line:
+            self._join(who, [message.line])
         return message.value
 
     def _read_waiting(self, who: Observer, location: int, own: Queue | None) -> int | None:
@@ -126,7 +131,7 @@ class WeakMemory:
             stores += [store for store in own.stores if store not in stores]
         if not stores:
             return None
-        if any(store.is_addition for store in stores):
+        if any(store.add for store in stores):
             for store in stores:
                 self.perform_up_to(store)
             return None
@@ -142,17 +147,17 @@ class WeakMemory:
         value: int,
         mask: int = ALL_BITS,
         *,
-        is_addition: bool = False,
+        add: Callable[[int, int], int] | None = None,
         is_strong: bool = True,
         releases: bool = False,
         packet: Any = None,
-    ) -> None:
+    ) -> Store:
         """Let a store to the bits of `mask`, or an addition, wait; weak ones carry no view."""
         queue = who.queues.get(location)
         if queue is None:
             queue = who.queues[location] = Queue(who, location)
             self.queues.append(queue)
-        store = Store(queue, value, mask, is_addition=is_addition, packet=packet)
+        store = Store(queue, value, mask, add=add, packet=packet)
         if not is_strong:
             store.of_gpu = store.of_sys = ()
         if who.seen:
@@ -165,6 +170,12 @@ class WeakMemory:
             store.behind = [each.stores[-1] for each in who.queues.values() if each.stores]
             store.behind += who.seen.values()
         queue.stores.append(store)
+        return store
+
+    def perform_at_once(self, stores: Sequence[Store]) -> None:
+        """Let additions that wait be performed together, as one."""
+        for store in stores:
+            store.line = tuple(stores)
 
     def perform(self, queue: Queue) -> None:
         """Perform the oldest store of a queue."""
@@ -180,8 +191,8 @@ class WeakMemory:
         if store.releases:
             done = ({each.queue.location: each.index for each in store.behind},)
             of_gpu, of_sys = of_gpu + done, of_sys + done
-        if store.is_addition:
-            value = before.value & ~mask | (before.value & mask) + value & mask
+        if store.add:
+            value = before.value & ~mask | store.add(before.value & mask, value) & mask
             of_gpu, of_sys = before.of_gpu + of_gpu, before.of_sys + of_sys
         elif mask != ALL_BITS:
             value = before.value & ~mask | value
@@ -192,6 +203,23 @@ class WeakMemory:
         if not queue.stores:
             self.queues.remove(queue)
             del observer.queues[location]
+        if store.line:
+            self._perform_rest_of_line(store)
+
+    def _perform_rest_of_line(self, store: Store) -> None:
+        rest = [each for each in store.line if each.index < 0]
+        if rest:
+            # The last of them finds none left, and joins them.
+            self.perform_up_to(rest[0])
+            return
+        places = {each.queue.location: each.index for each in store.line}
+        for location, index in places.items():
+            self.messages[location][index].line = places
+
+    def see_all(self, location: int, locations: Iterable[int]) -> None:
+        """Let whoever reads the newest message of a location see what others hold now."""
+        newest = {each: len(self.order_of(each)) - 1 for each in locations}
+        self.order_of(location)[-1].line = newest
 
     def perform_up_to(self, store: Store) -> None:
         """Perform a store, and what has to be performed before it."""

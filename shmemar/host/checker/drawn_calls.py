@@ -36,7 +36,9 @@ def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) ->
     draw = random.Random(f"{kernel.value} {protocol.value} {nranks} {seed}")  # noqa: S311
     calls: list[Call] = []
     possible = [each for each in PAIRS if _types(*each, nranks)]
-    for _ in range(draw.randint(3, 5) if nranks < WIDE_RANKS else 2):
+    # Those of kernels whose warps work together, and of many ranks, cost as much as many others.
+    is_short = nranks >= WIDE_RANKS or (kernel is Kernel.LL128_ATOMIC and nranks > 3)
+    for _ in range(2 if is_short else draw.randint(3, 5)):
         others = [pair for pair in possible if pair != (kernel, protocol)]
         pair = draw.choice(others) if calls and draw.random() < 0.2 else (kernel, protocol)
         calls.append(_draw_call(*pair, nranks, draw))
@@ -93,7 +95,7 @@ def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Ran
 def _draw_lines(spec: KernelSpec, draw: random.Random) -> Call:
     """Draw a call of a kernel whose warps work together; four lines or eight of each rank."""
     warp = LINE_LANES if spec.nranks < WIDE_RANKS else WARP_THREADS
-    most = spec.nranks * spec.line_elements * draw.choice([1, 3, 3, 6])
+    most = spec.nranks * spec.line_elements * (draw.choice([1, 3, 6]) if spec.nranks < 4 else 3)
     repeats = draw.choice([1, 1, 1, 1, 1, 2])
     return Call(
         spec,

@@ -321,7 +321,15 @@ CONTROLS: tuple[Control, ...] = (
         _LINES,
     ),
     *_of_each("the clearing of marks", _replace(ll128, CLEAR, _clear_all_but_the_marks), _LINES),
-    *_of_each("the clearing before the fence", Patch(ll128, CLEAR, _clear_one_epoch_later), _LINES),
+    Control(
+        "the clearing before the packets that license it",
+        (
+            _replace(ll128, CLEAR, _clear_later),
+            Patch(PacketBuffer, "bcast_packet", _clear_those_before),
+            Patch(exchange, "st_b32", _clear_the_last),
+        ),
+        _drawn(LL128_ATOMIC, SENTINEL_PROTOCOL),
+    ),
     *_of_each(
         "the fence behind additions",
         _replace(ll128_atomic, "fence_acq_rel_gpu", _nothing),

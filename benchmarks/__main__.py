@@ -22,7 +22,7 @@ from benchmarks.timing import MODES, Case, measure, why_not
 from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
 from shmemar.host.bootstrap import load_mpi
 from shmemar.host.sweep import message_sizes, parse_nbytes
-from shmemar.spec import Backend, Kernel, KernelSpec, Protocol
+from shmemar.spec import Backend, Kernel, KernelSpec, Protocol, why_impossible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,9 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--chained", action="store_true", help="make each call depend on the data of the last"
     )
     allreduce.add_argument(
-        "--kernels", metavar="NAME,...", help="pin one_shot or two_shot, or measure one by one"
+        "--kernels", metavar="NAME,...", help="pin a kernel, or measure several one by one"
     )
-    allreduce.add_argument("--protocols", metavar="NAME,...", help="the same: ll, sentinel")
+    allreduce.add_argument(
+        "--protocols", metavar="NAME,...", help="likewise; those that a kernel has"
+    )
     allreduce.add_argument("--backend", default=None, choices=[b.value for b in Backend])
     allreduce.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     code = commands.add_parser(
@@ -116,7 +118,7 @@ def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
             print("# time: maximum over ranks of each rank's median. other: graph: an empty kernel")
             print("# in the collective's place; eager: the host's time of a call.")
             print(HEADER, flush=True)
-        for kernel, protocol in product(_names(arguments.kernels), _names(arguments.protocols)):
+        for kernel, protocol in _pairs(arguments.kernels, arguments.protocols):
             with _pinned(kernel, protocol, arguments.backend) as pinned:
                 rows += _measure_all(pinned, modes, cases)
         if comm.rank == 0 and arguments.json:
@@ -139,8 +141,15 @@ def _measure_all(comm: shmemar.Communicator, modes: list[str], cases: list[Case]
     return rows
 
 
-def _names(text: str | None) -> list[str | None]:
-    return [*text.split(",")] if text else [None]
+def _pairs(kernels: str | None, protocols: str | None) -> list[tuple[str | None, str | None]]:
+    """Kernels with those of the protocols that they have; None for what is not pinned."""
+    names: list[str | None] = [*kernels.split(",")] if kernels else [None]
+    pairs: list[tuple[str | None, str | None]] = []
+    for name in names:
+        possible = [each.value for each in Kernel(name or Kernel.ONE_SHOT).protocols]
+        wanted = protocols.split(",") if protocols else [None]
+        pairs += [(name, each) for each in wanted if each is None or each in possible]
+    return pairs
 
 
 def _pinned(kernel: str | None, protocol: str | None, backend: str | None) -> shmemar.Communicator:
@@ -148,7 +157,10 @@ def _pinned(kernel: str | None, protocol: str | None, backend: str | None) -> sh
     for variable, value in (("SHMEMAR_KERNEL", kernel), ("SHMEMAR_PROTOCOL", protocol)):
         if value is not None:
             os.environ[variable] = value
-    return shmemar.init(load_mpi().COMM_WORLD, backend=backend)
+        else:
+            os.environ.pop(variable, None)
+    comm = load_mpi().COMM_WORLD
+    return shmemar.init(comm, backend=backend, determinism="not_guaranteed")
 
 
 def _machine_code(arguments: argparse.Namespace) -> int:
@@ -160,6 +172,8 @@ def _machine_code(arguments: argparse.Namespace) -> int:
         map(Protocol, arguments.protocols.split(",")),
         map(int, arguments.ranks.split(",")),
     ):
+        if why_impossible(kernel, protocol, dtype, op, nranks):
+            continue
         spec = KernelSpec(kernel, protocol, dtype, op, nranks)
         for looped in (False, True):
             found.append(disassemble(spec, looped=looped))

@@ -29,6 +29,7 @@ __all__ = [
     "Kernel",
     "KernelSpec",
     "Protocol",
+    "why_impossible",
 ]
 
 MAX_RANKS = 64
@@ -259,3 +260,14 @@ class KernelSpec:
     def symbol(self) -> str:
         """Name of its machine code."""
         return self.name
+
+
+def why_impossible(
+    kernel: Kernel, protocol: Protocol, dtype: DType, op: ReduceOp, nranks: int
+) -> str | None:
+    """Say why there is no such kernel; None where there is one."""
+    try:
+        KernelSpec(kernel, protocol, dtype, op, nranks)
+    except ArgumentError as error:
+        return str(error)
+    return None

@@ -8,8 +8,10 @@ import pytest
 from mpi4py import MPI
 
 import shmemar
+from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.arrays import Arrays
-from shmemar.spec import Kernel, Protocol
+from shmemar.layout import LLLayout
+from shmemar.spec import Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,14 +62,15 @@ def pinned(
     def pin(kernel: Kernel, protocol: Protocol, *, one_block: bool = False) -> shmemar.Communicator:
         key = kernel, protocol, one_block
         if key not in made:
-            nbuffers = 2 if protocol is Protocol.LL else 3
-            nbytes = nbuffers * world.size * 256 * 16 if one_block else 2 << 20
+            unit = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, world.size)
+            one = LLLayout(world.size, 256, unit.nbuffers, unit.accumulators)
+            nbytes = one.nbytes if one_block else 2 << 20
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("SHMEMAR_KERNEL", kernel.value)
                 patch.setenv("SHMEMAR_PROTOCOL", protocol.value)
                 patch.setenv("SHMEMAR_SCRATCH_NBYTES", str(nbytes))
                 patch.setenv("SHMEMAR_TWO_SHOT_SCRATCH_NBYTES", str(nbytes))
-                made[key] = shmemar.init(world, backend=backend)
+                made[key] = shmemar.init(world, backend=backend, determinism="not_guaranteed")
         return made[key]
 
     yield pin

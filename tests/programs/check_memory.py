@@ -17,17 +17,22 @@ from shmemar.device.packet import SENTINEL
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.exact import count_wrong, exact_input, exact_result
 from shmemar.host.launch import load_kernel
-from shmemar.layout import FAILURE_DTYPE, LLLayout, grid_for
+from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES, LLLayout, grid_for
 from shmemar.spec import Kernel, KernelSpec, Protocol
 
 COUNTS = 1, 2, 257, 1500
 REDUCING = [kernel for kernel in Kernel if kernel.reduces]
 CASES = [
-    *(("float32", ReduceOp.SUM, kernel, protocol) for kernel in REDUCING for protocol in Protocol),
+    *(
+        ("float32", ReduceOp.SUM, kernel, protocol)
+        for kernel in REDUCING
+        for protocol in kernel.protocols
+    ),
     ("complex128", ReduceOp.PROD, Kernel.ONE_SHOT, Protocol.LL),
     ("complex128", ReduceOp.PROD, Kernel.TWO_SHOT, Protocol.SENTINEL),
     ("float16", ReduceOp.SUM, Kernel.TWO_SHOT, Protocol.SENTINEL),
     ("uint8", ReduceOp.SUM, Kernel.ONE_SHOT, Protocol.LL),
+    ("bfloat16", ReduceOp.AVG, Kernel.LL128_ATOMIC, Protocol.SENTINEL),
 ]
 
 
@@ -37,7 +42,7 @@ def count_wrong_of(spec: KernelSpec, *, beyond: int) -> int:
     from cuda.core import Device
 
     dtype, op, nranks = spec.dtype, spec.op, spec.nranks
-    layout = LLLayout.fit(nranks, spec.nbuffers * nranks * 256 * 16, spec.nbuffers)
+    layout = LLLayout(nranks, 256, spec.nbuffers, spec.accumulators)
     device = Device()
     kernels = [load_kernel(spec, layout, rank=rank, device=device) for rank in range(nranks)]
     regions, epochs, broken, records = (
@@ -46,7 +51,7 @@ def count_wrong_of(spec: KernelSpec, *, beyond: int) -> int:
     )
     if spec.protocol is Protocol.SENTINEL:
         for region in regions:
-            region.view(np.uint32)[...] = SENTINEL
+            region.view(np.uint32)[: layout.packets_nbytes // WORD_NBYTES] = SENTINEL
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(nranks)]
     wrong = 0
     for call, count in enumerate(COUNTS):

@@ -38,12 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TEXT = (ROOT / "docs/protocols.md").read_text()
-PAIRS = [
-    (kernel, protocol)
-    for kernel in Kernel
-    for protocol in Protocol
-    if kernel.reduces or protocol is Protocol.LL
-]
+PAIRS = [(kernel, protocol) for kernel in Kernel for protocol in kernel.protocols]
 pairs = pytest.mark.parametrize(
     ("kernel", "protocol"), PAIRS, ids=[f"{k.value}-{p.value}" for k, p in PAIRS]
 )

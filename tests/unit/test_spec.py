@@ -6,7 +6,7 @@ import pytest
 
 from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
-from shmemar.spec import MAX_RANKS, PART_RANKS, Kernel, KernelSpec, Protocol
+from shmemar.spec import MAX_RANKS, PART_RANKS, Kernel, KernelSpec, Protocol, why_impossible
 
 
 def spec(dtype: str = "float32", op: ReduceOp = ReduceOp.SUM, nranks: int = 4) -> KernelSpec:
@@ -16,11 +16,11 @@ def spec(dtype: str = "float32", op: ReduceOp = ReduceOp.SUM, nranks: int = 4) -
 SPECS = [
     KernelSpec(kernel, protocol, dtype, op, nranks)
     for kernel in Kernel
-    for protocol in Protocol
+    for protocol in kernel.protocols
     for dtype in DTYPES.values()
     for op in supported_ops(dtype)
     for nranks in (1, 2, 3, MAX_RANKS)
-    if protocol is Protocol.LL or (kernel.reduces and not dtype.is_integer)
+    if not why_impossible(kernel, protocol, dtype, op, nranks)
 ]
 
 
@@ -76,8 +76,8 @@ def test_lanes_share_the_packets_of_many_ranks_and_none_has_more_than_8(
     nranks: int, lanes: int
 ) -> None:
     specs = {
-        kernel: KernelSpec(kernel, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, nranks)
-        for kernel in Kernel
+        kernel: KernelSpec(kernel, kernel.protocols[0], DTYPES["float32"], ReduceOp.SUM, nranks)
+        for kernel in (Kernel.ONE_SHOT, Kernel.TWO_SHOT, Kernel.BROADCAST)
     }
     assert specs[Kernel.ONE_SHOT].lanes == lanes
     assert specs[Kernel.TWO_SHOT].lanes == specs[Kernel.BROADCAST].lanes == 1
@@ -112,3 +112,53 @@ def test_threads_of_a_two_shot_kernel_take_a_packet_of_each_share(
 def test_a_broadcast_has_no_sentinel() -> None:
     with pytest.raises(ArgumentError, match="protocol is sentinel, and kernel broadcast"):
         KernelSpec(Kernel.BROADCAST, Protocol.SENTINEL, DTYPES["float32"], ReduceOp.SUM, 2)
+
+
+def atomic(name: str = "float32", op: ReduceOp = ReduceOp.SUM, nranks: int = 4) -> KernelSpec:
+    return KernelSpec(Kernel.LL128_ATOMIC, Protocol.SENTINEL, DTYPES[name], op, nranks)
+
+
+@pytest.mark.parametrize("name", sorted(set(DTYPES) - {"float32", "float16", "bfloat16"}))
+def test_lines_are_of_types_that_16_bytes_are_added_of(name: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"dtype is {name}.*expected one of.*two_shot"):
+        atomic(name)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX])
+def test_lines_are_added(op: ReduceOp) -> None:
+    with pytest.raises(ArgumentError, match=rf"op is '{op.value}'.*sum or avg.*two_shot"):
+        atomic(op=op)
+
+
+@pytest.mark.parametrize(("name", "most"), [("float32", 24), ("float16", 11), ("bfloat16", 8)])
+def test_lines_are_of_as_many_ranks_as_their_marks_tell_apart(name: str, most: int) -> None:
+    assert atomic(name, nranks=most).nranks == most
+    with pytest.raises(ArgumentError, match=rf"nranks is {most + 1}.*at most {most}.*two_shot"):
+        atomic(name, nranks=most + 1)
+
+
+def test_lines_have_no_ll_packets() -> None:
+    with pytest.raises(ArgumentError, match="protocol is ll, and kernel ll128_atomic; expected"):
+        KernelSpec(Kernel.LL128_ATOMIC, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "lines"),
+    [
+        # 4 ranks; a share's data lines, and one more for each 31 of them (63 of 16-bit types).
+        ("float32", 1, 4),
+        ("float32", 4 * 32, 4),
+        ("float32", 4 * 3 * 32, 4),
+        ("float32", 4 * 3 * 32 + 1, 8),
+        ("float32", 4 * 31 * 32, 32),
+        ("float32", 4 * 31 * 32 + 1, 36),
+        ("bfloat16", 4 * 31 * 64, 32),
+        ("bfloat16", 4 * 63 * 64, 64),
+        ("bfloat16", 4 * 63 * 64 + 1, 68),
+    ],
+)
+def test_whole_warps_of_lines_carry_a_share_and_what_it_displaces(
+    name: str, count: int, lines: int
+) -> None:
+    spec = atomic(name)
+    assert spec.group_count(count * spec.dtype.itemsize) == 8 * lines

@@ -17,7 +17,7 @@ from shmemar.errors import ArgumentError
 from shmemar.host.checker.calls import FEW_SLOTS, MARKS, Call, CallSequence
 from shmemar.host.exact import numpy_dtype
 from shmemar.layout import LINE_LANES
-from shmemar.spec import WIDE_RANKS, Kernel, KernelSpec, Protocol
+from shmemar.spec import WIDE_RANKS, Kernel, KernelSpec, Protocol, why_impossible
 
 __all__ = ["PAIRS", "draw_sequence", "tiny_sequence"]
 
@@ -112,9 +112,12 @@ def _draw_spec(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Ran
     fitting = _types(kernel, protocol, nranks)
     dtype = DTYPES["float32"] if draw.random() < 0.3 else draw.choice(fitting)
     is_exact = nranks <= EXACT_RANKS or dtype.is_complex
-    ops = [op for op in supported_ops(dtype) if is_exact or op is not ReduceOp.PROD]
-    if kernel is Kernel.LL128_ATOMIC:
-        ops = [ReduceOp.SUM, ReduceOp.AVG]
+    ops = [
+        op
+        for op in supported_ops(dtype)
+        if (is_exact or op is not ReduceOp.PROD)
+        and not why_impossible(kernel, protocol, dtype, op, nranks)
+    ]
     if dtype.name == "complex128" and ReduceOp.PROD in ops and draw.random() < 0.5:
         # With LL packets the one that takes two for each thread.
         return KernelSpec(kernel, protocol, dtype, ReduceOp.PROD, nranks)
@@ -127,9 +130,7 @@ def _types(kernel: Kernel, protocol: Protocol, nranks: int) -> list[DType]:
 
 
 def _fits(dtype: DType, kernel: Kernel, protocol: Protocol, nranks: int) -> bool:
-    try:
-        KernelSpec(kernel, protocol, dtype, ReduceOp.SUM, nranks)
-    except ArgumentError:
+    if why_impossible(kernel, protocol, dtype, ReduceOp.SUM, nranks):
         return False
     if dtype.component_nbytes == 2 and nranks > EXACT_RANKS:
         return False

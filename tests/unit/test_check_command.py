@@ -12,6 +12,7 @@ from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.errors import ArgumentError
 from shmemar.host.checker.check_runs import request, run_checks
 from shmemar.host.checker.controls import Control
+from shmemar.host.checker.drawn_calls import PAIRS
 from shmemar.host.checker.guards import CONTROLS
 
 SENTINEL_TWO_SHOT = ["check", "--kernel", "two_shot", "--protocol", "sentinel", "--ranks", "2"]
@@ -27,7 +28,7 @@ def test_each_kernel_protocol_and_number_of_ranks_has_a_line(
     assert main(["check", "--ranks", "2", "3", "--seeds", "2", "--jobs", "1"]) == 0
     text = capsys.readouterr().out
     found = [(*row[:4], row[-1]) for row in rows(text)]
-    assert len(found) == len(set(found)) == 10
+    assert len(found) == len(set(found)) == 2 * len(PAIRS)
     assert ("one_shot", "ll", "2", "2", "nothing") in found
     assert text.splitlines()[-1] == "# nothing found"
 

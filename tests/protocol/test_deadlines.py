@@ -19,7 +19,7 @@ from shmemar.host.checker.schedule import schedule_of
 from shmemar.host.checker.threads import Launch
 from shmemar.host.checker.verdict import ProtocolError, Verdict
 from shmemar.host.failure import failure_from
-from shmemar.layout import FAILURE_DTYPE, LLLayout
+from shmemar.layout import FAILURE_DTYPE, LINE_LANES, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class CountingMachine(HostileMachine):
 def _looks_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the clock every 4 polls, which the interpreter's pace asks for."""
     monkeypatch.setattr("shmemar.device.packet_buffer.POLLS_PER_LOOK", 4)
+    monkeypatch.setattr("shmemar.device.ll128.POLLS_PER_LOOK", 4)
 
 
 def run_without_rank_2(seed: int, nlaunches: int) -> CountingMachine:
@@ -62,6 +63,7 @@ def run_without_last(
     memory, ranks = MemoryMap(spec.nranks), range(spec.nranks)
     limit = 20_000 * spec.nranks + 40_000
     machine = CountingMachine(schedule_of(seed, spec.nranks), memory, limit=limit, tick_ns=40)
+    machine.use_warps_of(min(nthreads, WARP_THREADS))
     regions, epochs, controls, sources, machine.outputs, machine.records = (
         [memory.add(name, rank, nbytes) for rank in ranks]
         for name, nbytes in (
@@ -116,6 +118,22 @@ def test_every_thread_ends_and_the_record_names_the_missing_rank(seed: int) -> N
         # A peer's packets may be late as well, but never is nobody missing, or the own rank.
         assert 2 in failure.missing
         assert rank not in failure.missing
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_marks_of_a_line_name_the_missing_rank(name: str, seed: int) -> None:
+    spec = KernelSpec(Kernel.LL128_ATOMIC, Protocol.SENTINEL, DTYPES[name], ReduceOp.SUM, 4)
+    layout = LLLayout(4, LINE_LANES, spec.nbuffers, spec.accumulators)
+    machine = run_without_last(spec, layout, LINE_LANES, seed)
+    for rank in range(3):
+        failure = failure_from(partial(record_of, machine, rank), 1e-6)
+        assert failure is not None
+        assert failure.rank == rank
+        # Others may be late as well, as they wait for the missing one themselves.
+        assert 3 in failure.missing
+        assert rank not in failure.missing
+        assert machine.peek(machine.outputs[rank].address, 36) == bytes(36)
 
 
 def run_lanes_without_rank_16() -> CountingMachine:

@@ -7,7 +7,7 @@ import pytest
 from shmemar.device.groups import WARP_THREADS
 from shmemar.device.kernels import build, one_shot_wide
 from shmemar.device.packet_buffer import PacketBuffer
-from shmemar.dtypes import DTYPES, Kind, ReduceOp, supported_ops
+from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
 from shmemar.host.checker import (
     PAIRS,
     Call,
@@ -19,7 +19,8 @@ from shmemar.host.checker import (
     check_sequence,
     checked_calls,
 )
-from shmemar.spec import Kernel, KernelSpec, Protocol
+from shmemar.layout import LINE_LANES
+from shmemar.spec import Kernel, KernelSpec, Protocol, why_impossible
 
 kernels = pytest.mark.parametrize(
     ("kernel", "protocol"), PAIRS, ids=[f"{k.value}-{p.value}" for k, p in PAIRS]
@@ -37,7 +38,8 @@ def nseeds(request: pytest.FixtureRequest) -> int:
 def test_nothing_is_found_in_sequences_of_calls(
     kernel: Kernel, protocol: Protocol, nranks: int, nseeds: int
 ) -> None:
-    runs = nseeds if nranks < 8 else -(-nseeds // 3)  # of many operations each
+    has_few = nranks < 8 and (nranks < 3 or kernel is not Kernel.LL128_ATOMIC)
+    runs = nseeds if has_few else -(-nseeds // 3)  # of many operations each
     report = check(kernel, protocol, nranks, range(runs))
     assert report.passed, str(report)
     assert report.runs == runs
@@ -56,9 +58,11 @@ def test_nothing_is_found_under_any_kind_of_schedule(
 def test_nothing_is_found_in_all_schedules_of_few_deviations(
     kernel: Kernel, protocol: Protocol, nseeds: int
 ) -> None:
-    report = check(kernel, protocol, 2, range(10 * nseeds), "exhaustive")
+    # A run of lines has 16 threads and not 2, and takes as long as a hundred others.
+    runs = 10 * nseeds if kernel is not Kernel.LL128_ATOMIC else -(-nseeds // 8)
+    report = check(kernel, protocol, 2, range(runs), "exhaustive")
     assert report.passed, str(report)
-    assert report.runs == 10 * nseeds
+    assert report.runs == runs
 
 
 @pytest.mark.parametrize("share_work", [True, False])
@@ -75,10 +79,12 @@ def test_two_warps_and_two_packets_a_lane_are_checked(share_work: bool) -> None:
 
 def mixed_calls(kernel: Kernel, protocol: Protocol, nranks: int) -> tuple[Call, ...]:
     """Calls of several sizes, grids and passes, one of them with two packets a thread."""
-    floats, pairs = (
-        KernelSpec(kernel, protocol, DTYPES[name], op, nranks)
-        for name, op in (("float32", ReduceOp.SUM), ("complex128", ReduceOp.PROD))
-    )
+    floats = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks)
+    if kernel is Kernel.LL128_ATOMIC:
+        share = nranks * floats.line_elements
+        halves = KernelSpec(kernel, protocol, DTYPES["bfloat16"], ReduceOp.SUM, nranks)
+        return Call(floats, 3 * share, 8), Call(halves, share + 1, 16), Call(floats, 4 * share, 16)
+    pairs = KernelSpec(kernel, protocol, DTYPES["complex128"], ReduceOp.PROD, nranks)
     # So many elements fill a packet of each share of a thread.
     scale = floats.payload_nbytes // 8 * (nranks if kernel is Kernel.TWO_SHOT else 1)
     return (
@@ -123,11 +129,14 @@ def test_calls_overlap_as_programmatic_launch_lets_them(kernel: Kernel, protocol
 def test_every_type_and_operator_is_exact(
     kernel: Kernel, protocol: Protocol, name: str, op: ReduceOp, nranks: int
 ) -> None:
-    if protocol is Protocol.SENTINEL and DTYPES[name].kind is not Kind.FLOAT:
-        pytest.skip("integers have no sentinel")
+    why = why_impossible(kernel, protocol, DTYPES[name], op, nranks)
+    if why:
+        pytest.skip(why)
     spec = KernelSpec(kernel, protocol, DTYPES[name], op, nranks)
     counts = ((5, 2), (2, 2), (1, 1), (37, 2))
-    calls = tuple(Call(spec, count, nthreads, shift=1) for count, nthreads in counts)
+    # Of a kernel whose warps work together a thread stands for one.
+    lanes = LINE_LANES if kernel is Kernel.LL128_ATOMIC else 1
+    calls = tuple(Call(spec, count, lanes * nthreads, shift=1) for count, nthreads in counts)
     report = check_sequence(CallSequence(calls), [1])
     assert report.passed, str(report)
 
@@ -224,5 +233,7 @@ def calls_of_lanes(protocol: Protocol, nranks: int, *, share_work: bool) -> Call
 @kernels
 def test_a_body_may_be_looped_within_a_launch(kernel: Kernel, protocol: Protocol) -> None:
     spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 3)
-    report = check_sequence(CallSequence((Call(spec, 4, 2, repeats=12),)), range(40))
+    is_line = kernel is Kernel.LL128_ATOMIC
+    call = Call(spec, 4, LINE_LANES, repeats=4) if is_line else Call(spec, 4, 2, repeats=12)
+    report = check_sequence(CallSequence((call,)), range(10 if is_line else 40))
     assert report.passed, str(report)

@@ -1,4 +1,4 @@
-"""A litmus test of lines: do 128 bytes that 8 lanes of a warp add by one instruction arrive at once?
+"""A litmus test of lines: do the 128 bytes that 8 lanes add by one instruction arrive at once?
 
 :mod:`shmemar.device.ll128` rests on that, and PTX does not promise it. So the kernel here, launched
 on all ranks at once, looks for what must not be. By steps, again and again:
@@ -72,8 +72,8 @@ WRITES, READINGS, OLDER, OLDER_ACROSS, TORN, LINE, COUNT, ELEMENT, VALUE = range
 FIELDS = 9
 """Words that a thread reports: its additions and readings, of 16 bytes each; how many of these had
 an element older than the count, in lines of its own warp and of another one; how many did not fit
-the count of the same load; and of the first that was older the line, the count that was seen, the
-element, and the bits of its value."""
+the count of the same load; and of the first that was older the line, the bits of the count that
+was seen, the element, and the bits of its value."""
 
 
 @device
@@ -97,7 +97,8 @@ def _read(lines: int, line: int, lane: int, kind: int, seen: list[int]) -> None:
     bits = u32(0)
     if lane == 0:
         bits = ld_relaxed_sys_b32(address)
-    count = f32_from_word(from_lane_before(bits, lane))
+    count_bits = from_lane_before(bits, lane)
+    count = f32_from_word(count_bits)
     all_in_warp(True)  # noqa: FBT003
     words = word_array(WORDS_PER_PACKET)
     own = address + u64(lane) * u64(PACKET_NBYTES)
@@ -111,7 +112,7 @@ def _read(lines: int, line: int, lane: int, kind: int, seen: list[int]) -> None:
         if value < times * count:
             if not is_older and seen[OLDER] == u32(0) and seen[OLDER_ACROSS] == u32(0):
                 seen[LINE] = u32(line)
-                seen[COUNT] = u32(count)
+                seen[COUNT] = count_bits
                 seen[ELEMENT] = u32(u32(lane) * u32(WORDS_PER_PACKET) + u32(word))
                 seen[VALUE] = words[word]
             is_older = True

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import shmemar
+from shmemar.config import Config
+from shmemar.host import startup
 from shmemar.host.litmus import (
     LONG_LINES,
     SHORT_LINES,
@@ -15,11 +18,12 @@ from shmemar.host.litmus import (
     run_litmus,
     why_no_lines,
 )
+from shmemar.spec import Kernel
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import shmemar
+    from mpi4py import MPI
 
 
 @pytest.fixture
@@ -40,6 +44,19 @@ def test_emulated_ranks_run_nothing(comm: shmemar.Communicator, backend: str, ag
     assert str(report).startswith("not run: the emulated backend")
     assert why_no_lines(gather_facts(comm)) is not None
     assert not lines_verdict(comm).passed
+
+
+def test_a_machine_that_fails_is_an_error_on_all_ranks(
+    world: MPI.Intracomm, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = LinesVerdict(passed=False, text="FAILED: what was played")
+    monkeypatch.setattr(startup, "lines_verdict", lambda _: verdict)
+    made = shmemar.init(world, backend=backend, scratch_nbytes=1 << 20)
+    pinned = Config(kernel=Kernel.LL128_ATOMIC, scratch_nbytes=1 << 20)
+    with pytest.raises(shmemar.ConfigurationError, match=r"FAILED: what was played\. Pin two_shot"):
+        startup._require_lines(made, world, pinned, None)
+    with pytest.raises(shmemar.ClosedError):
+        made.check()
 
 
 @pytest.mark.usefixtures("_lines")
@@ -85,3 +102,19 @@ def test_a_verdict_is_the_same_on_all_ranks_and_is_kept(
     assert first.passed, first.text
     assert again.passed
     assert again.text.startswith(f"{first.text} (of an earlier run, kept in ")
+
+
+@pytest.mark.usefixtures("_lines")
+def test_init_asks_for_the_verdict_where_the_kernel_is_pinned(
+    world: MPI.Intracomm, backend: str, agree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SHMEMAR_KERNEL", "ll128_atomic")
+    monkeypatch.setenv("SHMEMAR_TWO_SHOT_SCRATCH_NBYTES", str(2 << 20))
+    said = []
+    for _ in range(2):
+        with shmemar.init(world, backend=backend, determinism="not_guaranteed") as other:
+            said.append(other.describe()["LL128 lines"])
+    assert agree(said) == [said] * world.size
+    assert said[0].startswith("passed: ")
+    assert said[1].startswith(f"{said[0]} (of an earlier run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 from dataclasses import replace
@@ -112,6 +113,43 @@ def test_the_driver_is_asked_about_every_other_gpu(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(driver, "cuDeviceGetP2PAttribute", answer)
     expected = GpuFacts("a GPU", "GPU-1", (9, 0), {"GPU-0": True, "GPU-2": False})
     assert facts_of(visible[1]) == expected
+
+
+def test_memory_is_copied_from_its_own_gpu_once_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import driver
+
+    calls: list[tuple[Any, ...]] = []
+    current = [5]
+
+    def play(name: str, *results: Any) -> None:
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            calls.append((name, *arguments, current[0]))
+            return driver.CUresult.CUDA_SUCCESS, *results
+
+        monkeypatch.setattr(driver, name, call)
+
+    def copy(target: int, source: int, nbytes: int) -> tuple[Any, ...]:
+        calls.append(("cuMemcpyDtoH", source, nbytes, current[0]))
+        ctypes.memset(target, 3, nbytes)
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    play("cuDeviceGet", 1)
+    play("cuDevicePrimaryCtxRetain", 77)
+    play("cuCtxSynchronize")
+    play("cuDevicePrimaryCtxRelease")
+    monkeypatch.setattr(driver, "cuMemcpyDtoH", copy)
+    monkeypatch.setattr(launch, "current_context_handle", lambda: current[0])
+    monkeypatch.setattr(
+        launch, "set_current_context", lambda context: current.__setitem__(0, context)
+    )
+    assert launch.copy_to_host(0x1000, 6, 1).tolist() == [3] * 6
+    assert calls == [
+        ("cuDeviceGet", 1, 5),
+        ("cuDevicePrimaryCtxRetain", 1, 5),
+        ("cuCtxSynchronize", 77),
+        ("cuMemcpyDtoH", 0x1000, 6, 77),
+        ("cuDevicePrimaryCtxRelease", 1, 5),
+    ]
 
 
 # Counting

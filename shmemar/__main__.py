@@ -49,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser(
         "doctor",
         help="say what this machine has, which backends work, and what to do about the rest",
-        description="Exit status 0: the backend that auto picks works here; 1: it does not.",
+        description=(
+            "Exit status 0: the backend that auto picks works here; 1: it does not. On GPUs a "
+            "litmus test of 128-byte lines is run; start it under mpirun to have all ranks in it."
+        ),
     )
     _add_check(commands)
     arguments = parser.parse_args(argv)
@@ -151,9 +154,12 @@ def _refuse(error: ShmemarError) -> int:
 
 def _doctor() -> int:
     from shmemar.host.doctor import diagnose, render
+    from shmemar.host.survey import launched_rank
 
     diagnosis = diagnose()
-    print(render(diagnosis))
+    # Under mpirun one rank speaks, and those that have something else to say.
+    if launched_rank() == 0 or diagnosis.exit_status:
+        print(render(diagnosis), flush=True)
     return diagnosis.exit_status
 
 

@@ -79,6 +79,8 @@ class Communicator:
         size: Number of ranks.
         backend: Where kernels run.
         determinism: What it was made with; every kernel of this version fulfils all of them.
+        lines: What is known of lines of 128 bytes here (:mod:`shmemar.host.litmus`); empty where
+            nothing asked for it.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Communicator:
         self.rank = bootstrap.rank
         self.size = bootstrap.size
         self.determinism = determinism
+        self.lines = ""
         self._bootstrap = bootstrap
         self._config = config
         self._runtime = make_runtime(
@@ -352,7 +355,9 @@ class Communicator:
         try:
             check_kernel(kernel, buffer, self._user_scratches)
             grid_of(threads, buffer.spec, None)
-            handle = self._runtime.stream(stream, first_array(arguments))
+            # Of symmetric arrays alone CuPy or torch would be asked, which a given stream spares.
+            of_library = first_array(arguments) if stream is None else None
+            handle = self._runtime.stream(stream, of_library)
             taken = [self._take(f"arguments[{i}]", a, handle) for i, a in enumerate(arguments)]
             spec = UserKernelSpec(kernel, buffer.spec, tuple(map(type_of, taken)))
         except ShmemarError as caught:
@@ -458,6 +463,7 @@ class Communicator:
             "ranks": str(self.size),
             "backend": self.backend.value,
             **self._runtime.describe(),
+            **({"LL128 lines": self.lines} if self.lines else {}),
         }
 
     def host_allgather(self, item: T) -> list[T]:

@@ -106,7 +106,8 @@ def diagnose() -> Diagnosis:
     refusal = _safely(survey.auto_refusal, _said)
     auto = Backend.EMULATED if refusal else Backend.NVSHMEM
     diagnosis = Diagnosis(findings, auto if pinned is Backend.AUTO else pinned)
-    return replace(diagnosis, findings=(*findings, *_verdicts(diagnosis, pinned, refusal)))
+    lines = _section("LL128 lines", lambda: _line_findings(gpus, diagnosis, refusal))
+    return replace(diagnosis, findings=(*findings, *lines, *_verdicts(diagnosis, pinned, refusal)))
 
 
 def render(diagnosis: Diagnosis) -> str:
@@ -315,6 +316,34 @@ def _multicast_findings(gpus: Gpus) -> Iterator[Finding]:
             else "no multicast on these GPUs: unset SHMEMAR_MULTICAST"
         )
     yield Finding(section, "SHMEMAR_MULTICAST", shown, state, advice)
+
+
+def _line_findings(gpus: Gpus, diagnosis: Diagnosis, refusal: str | None) -> Iterator[Finding]:
+    """The litmus test of lines, where the nvshmem backend works and is the one to be used."""
+    section, name = "LL128 lines", "litmus test"
+    why = ""
+    if not gpus.gpus:
+        why = "no GPU"
+    elif refusal or not diagnosis.works(Backend.NVSHMEM):
+        why = "the nvshmem backend does not work here"
+    elif diagnosis.chosen is not Backend.NVSHMEM:
+        why = f"the backend is {diagnosis.chosen.value}"
+    if why:
+        yield Finding(section, name, f"not run: {why}", State.ABSENT)
+        return
+    advice = "leave SHMEMAR_KERNEL unset, or pin another kernel than ll128_atomic"
+    try:
+        report = survey.litmus()
+    except ShmemarError as error:
+        value = f"could not be run: {_short(_said(error))}"
+        yield Finding(section, name, value, State.WARNING, advice)
+        return
+    if report.passed:
+        yield Finding(section, name, str(report))
+    elif report.why_not_run:
+        yield Finding(section, name, str(report), State.ABSENT)
+    else:
+        yield Finding(section, name, str(report), State.WARNING, advice)
 
 
 def _room_findings(scratch_nbytes: int) -> Iterator[Finding]:

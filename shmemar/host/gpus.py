@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from shmemar.errors import BackendUnavailableError
 
-__all__ = ["MIN_COMPUTE_CAPABILITY", "bind_gpu", "is_under_mps", "visible_gpus"]
+__all__ = [
+    "MIN_COMPUTE_CAPABILITY",
+    "GpuFacts",
+    "bind_gpu",
+    "facts_of",
+    "is_under_mps",
+    "visible_gpus",
+]
 
 MIN_COMPUTE_CAPABILITY = (7, 0)
 """Relaxed operations of system scope; kernels are tuned and tested for 9.0."""
@@ -77,3 +85,38 @@ def is_under_mps(device: Any) -> bool:
         return False
     status, value = driver.cuDeviceGetAttribute(attribute, device.device_id)
     return bool(status == driver.CUresult.CUDA_SUCCESS and value)
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What a rank tells the others of its GPU.
+
+    Attributes:
+        name: The model's.
+        uuid: Of this one alone.
+        compute_capability: Such as ``(9, 0)``.
+        atomics: By the uuid of another GPU that the process sees: whether atomic operations on its
+            memory are performed there as they are at home, as over NVLink. Empty for what is not
+            known.
+    """
+
+    name: str
+    uuid: str
+    compute_capability: tuple[int, int]
+    atomics: dict[str, bool] = field(default_factory=dict)
+
+
+def facts_of(device: Any) -> GpuFacts:
+    """Ask the driver about a GPU."""
+    from cuda.bindings import driver
+
+    native = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+    atomics = {}
+    for other in visible_gpus():
+        if other.uuid != device.uuid:
+            pair = device.device_id, other.device_id
+            status, value = driver.cuDeviceGetP2PAttribute(native, *pair)
+            if status == driver.CUresult.CUDA_SUCCESS:
+                atomics[str(other.uuid)] = bool(value)
+    major, minor = device.compute_capability
+    return GpuFacts(str(device.name), str(device.uuid), (int(major), int(minor)), atomics)

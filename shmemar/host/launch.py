@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shmemar.config import environment
 from shmemar.device.kernels import KernelArguments, build, numba_type
 from shmemar.errors import ArgumentError, DeviceError, ShmemarError
@@ -16,14 +18,18 @@ from shmemar.layout import BLOCK_THREADS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from shmemar.layout import Grid, LLLayout
     from shmemar.user_spec import AnyKernelSpec
 
 __all__ = [
     "CudaKernel",
     "StreamOrder",
+    "cache_directory",
     "capture_of",
     "compile_ptx",
+    "copy_to_host",
     "current_context",
     "current_context_handle",
     "is_capturing",
@@ -202,7 +208,7 @@ def load_kernel(
     )
     options = ProgramOptions(arch=f"sm_{device.arch}", name=spec.symbol)
     cubin = Program(ptx, "ptx", options).compile(
-        "cubin", cache=FileStreamProgramCache(_cache_directory())
+        "cubin", cache=FileStreamProgramCache(cache_directory("cubin"))
     )
     entry = ptx[ptx.index(f".entry {spec.symbol}") :].partition(")")[0]
     return CudaKernel(cubin, spec.symbol, len(re.findall(r"\.param \.[busf]64", entry)), device)
@@ -235,6 +241,22 @@ def set_current_context(context: int) -> None:
 
     if current_context_handle() != context:
         _checked(driver.cuCtxSetCurrent(context))
+
+
+def copy_to_host(address: int, nbytes: int, ordinal: int) -> NDArray[np.uint8]:
+    """Copy memory of a GPU, after everything that this process has enqueued there has ended."""
+    from cuda.bindings import driver
+
+    gpu = _checked(driver.cuDeviceGet(ordinal))
+    context = _checked(driver.cuDevicePrimaryCtxRetain(gpu))
+    try:
+        with current_context(int(context)):
+            _checked(driver.cuCtxSynchronize())
+            contents = np.empty(nbytes, np.uint8)
+            _checked(driver.cuMemcpyDtoH(contents.ctypes.data, address, nbytes))
+    finally:
+        _checked(driver.cuDevicePrimaryCtxRelease(gpu))
+    return contents
 
 
 def is_capturing(stream: int) -> bool:
@@ -305,9 +327,10 @@ class StreamOrder:
             _checked(self._driver.cuEventDestroy(event))
 
 
-def _cache_directory() -> Path:
+def cache_directory(part: str) -> Path:
+    """Directory of this user's that keeps `part` from one run to the next; it may be missing."""
     root = environment("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "shmemar" / "cubin"
+    return (Path(root) if root else Path.home() / ".cache") / "shmemar" / part
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shmemar.layout import Grid, LLLayout
     from shmemar.user_spec import AnyKernelSpec
 
-__all__ = ["NvshmemRuntime", "nvshmem_version", "why_no_gpu"]
+__all__ = ["NvshmemRuntime", "bound_gpu", "nvshmem_version", "why_no_gpu"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,11 @@ def why_no_gpu() -> str | None:
     except BackendUnavailableError as error:
         return str(error)
     return None
+
+
+def bound_gpu() -> Any | None:
+    """The GPU that this process's NVSHMEM runs on, as a cuda.core device; None before it runs."""
+    return _Job.current.device if _Job.current else None
 
 
 _kept: list[Any] = []

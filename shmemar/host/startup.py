@@ -12,10 +12,16 @@ import numpy as np
 from shmemar import __version__
 from shmemar.config import Config
 from shmemar.dtypes import DTYPES, ReduceOp
-from shmemar.errors import ArgumentError, CollectiveTimeoutError, ConfigurationError
+from shmemar.errors import (
+    ArgumentError,
+    CollectiveTimeoutError,
+    ConfigurationError,
+    DeviceError,
+)
 from shmemar.host.bootstrap import Bootstrap
 from shmemar.host.communicator import Communicator
 from shmemar.host.emulation import EmulatedRuntime
+from shmemar.host.litmus import lines_verdict
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
 from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel, KernelSpec
@@ -64,10 +70,13 @@ def init(
         scratch_nbytes: Symmetric scratch of each rank in bytes; goes before
             ``SHMEMAR_SCRATCH_NBYTES``; 4 MiB by default.
 
+    Where ``SHMEMAR_KERNEL`` is ``ll128_atomic``, a litmus test (:mod:`shmemar.host.litmus`) runs
+    once a machine, and its verdict is kept beside the compiled kernels.
+
     Raises:
         ArgumentTypeError: `comm` is no mpi4py communicator.
-        ConfigurationError: An argument or variable is unknown, or differs between ranks; on every
-            rank.
+        ConfigurationError: An argument or variable is unknown, or differs between ranks, or pins a
+            kernel that this machine's GPUs can't be trusted with; on every rank.
         BackendUnavailableError: The backend can't run here; on every rank.
 
     Example:
@@ -89,16 +98,49 @@ def init(
         bootstrap.raise_together(error, "read the configuration")
         _compare(config, chosen, bootstrap)
         _check_size(bootstrap.size, config)
-        return Communicator(
-            bootstrap,
-            config,
-            chosen,
-            lambda timeout_s: _make_runtime(bootstrap, config, timeout_s, device),
-        )
+        made = _communicator(bootstrap, config, chosen, device)
     except CollectiveTimeoutError:
         raise  # the duplicate can't be freed without the missing ranks
     except Exception:  # of any kind: the other ranks free theirs
         bootstrap.free()
+        raise
+    if config.kernel is Kernel.LL128_ATOMIC and made.backend is Backend.NVSHMEM:
+        _require_lines(made, comm, config, device)
+    return made
+
+
+def _communicator(
+    bootstrap: Bootstrap, config: Config, determinism: Determinism, device: int | None
+) -> Communicator:
+    return Communicator(
+        bootstrap,
+        config,
+        determinism,
+        lambda timeout_s: _make_runtime(bootstrap, config, timeout_s, device),
+    )
+
+
+def _require_lines(
+    made: Communicator, comm: MPI.Intracomm, config: Config, device: int | None
+) -> None:
+    """Close `made` and raise, on every rank, where lines of 128 bytes can't be relied on."""
+    plain = replace(config, backend=made.backend, kernel=None, protocol=None)
+    try:
+        # One of its own, whose memory is free again when it closes.
+        bootstrap = Bootstrap(comm, config.timeout_s)
+        with _communicator(bootstrap, plain, made.determinism, device) as other:
+            verdict = lines_verdict(other)
+        made.lines = verdict.text
+        if not verdict.passed:
+            raise ConfigurationError(
+                f"SHMEMAR_KERNEL is {Kernel.LL128_ATOMIC.value}, which can't be relied on here; "
+                f"expected GPUs on which lines of 128 bytes arrive as a whole: {verdict.text}. "
+                f"Pin {Kernel.TWO_SHOT.value} instead."
+            )
+    except (CollectiveTimeoutError, DeviceError):
+        raise  # nothing that is collective would end
+    except Exception:
+        made.close()
         raise
 
 

@@ -1,7 +1,8 @@
 """What this machine and this process's environment have: asked here, judged by `doctor`.
 
-Nothing here makes a CUDA context or starts an NVSHMEM job. MPI is started in a process of its own,
-because an MPI that can't start may end the process that it is in.
+Nothing here makes a CUDA context or starts an NVSHMEM job, but for `litmus`, which is for when all
+else was found right. MPI is started in a process of its own before, because an MPI that can't start
+may end the process that it is in.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from dataclasses import dataclass, replace
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shmemar.config import Config
+from shmemar.config import Config, environment
 from shmemar.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from shmemar.host.litmus import LitmusReport
 
 __all__ = [
     "Gpu",
@@ -28,6 +32,8 @@ __all__ = [
     "auto_refusal",
     "installed",
     "kernel_driver",
+    "launched_rank",
+    "litmus",
     "mpi_library",
     "numba_trouble",
     "nvshmem_library",
@@ -192,6 +198,15 @@ def numba_trouble() -> str:
     return ""
 
 
+def launched_rank() -> int:
+    """Number of this process among those that mpirun has started; 0 without it."""
+    for variable in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        text = environment(variable)
+        if text is not None and text.isdecimal():
+            return int(text)
+    return 0
+
+
 def mpi_library() -> str:
     """First line of what the MPI library says of itself, once it has started.
 
@@ -244,6 +259,22 @@ def auto_refusal() -> str | None:
     from shmemar.host.runtime import why_no_gpu
 
     return why_no_gpu()
+
+
+def litmus() -> LitmusReport:
+    """Run the long litmus test of lines, on all ranks that mpirun has started. Collective.
+
+    Raises:
+        ShmemarError: It could not be run.
+    """
+    from shmemar.host.bootstrap import load_mpi
+    from shmemar.host.litmus import LitmusReport, gather_facts, run_litmus, why_no_lines
+    from shmemar.host.startup import init
+
+    options: Any = {"backend": "nvshmem", "determinism": "not_guaranteed"}
+    with init(load_mpi().COMM_WORLD, **options) as comm:
+        why = why_no_lines(gather_facts(comm))
+        return LitmusReport(comm.size, why_not_run=why) if why else run_litmus(comm)
 
 
 def shared_room() -> tuple[str, int]:

@@ -14,6 +14,8 @@ from shmemar.spec import Backend
 from shmemar.user_spec import as_numpy_dtype
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from shmemar.host.contract import Memory
     from shmemar.host.shared_memory import SharedMemory
 
@@ -66,6 +68,10 @@ class SymmetricArray(ABC):
         On a GPU it lasts as long as the communicator.
         """
 
+    @abstractmethod
+    def copy_to_host(self) -> NDArray[Any]:
+        """Copy the own rank's array to numpy, once what this process runs on its GPU has ended."""
+
     def close(self) -> None:
         """Let go of the memory, which the communicator frees."""
         self._memory = None
@@ -91,6 +97,10 @@ class HostSymmetricArray(SymmetricArray):
         _ = self.memory  # raises when it is
         part = self._shared.view(self._rank)[: self.nbytes]
         return part.view(self.dtype).reshape(self.shape)
+
+    def copy_to_host(self) -> NDArray[Any]:
+        """Copy it."""
+        return np.array(self.array)
 
 
 class DeviceSymmetricArray(SymmetricArray):
@@ -125,6 +135,13 @@ class DeviceSymmetricArray(SymmetricArray):
         import torch
 
         return torch.as_tensor(self, device=f"cuda:{self._ordinal}")
+
+    def copy_to_host(self) -> NDArray[Any]:
+        """Copy it; needs neither CuPy nor torch."""
+        from shmemar.host.launch import copy_to_host
+
+        contents = copy_to_host(self.addresses[self._rank], self.nbytes, self._ordinal)
+        return contents.view(self.dtype).reshape(self.shape)
 
 
 def check_shape(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:

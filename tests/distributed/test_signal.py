@@ -135,6 +135,9 @@ def test_symmetric_arrays_are_zeros_of_their_shape(
     made.array[1, 2] = 7
     arrays.synchronize()
     assert arrays.host(made.array)[1].tolist() == [0, 0, 7, 0, 0]
+    copied = made.copy_to_host()
+    made.array[1, 2] = 8
+    assert (copied.dtype, copied[1].tolist()) == (made.dtype, [0, 0, 7, 0, 0])
     assert repr(made).endswith("SymmetricArray (3, 5) float32>")
 
 

@@ -17,6 +17,7 @@ from shmemar.config import Config
 from shmemar.errors import BackendUnavailableError
 from shmemar.host import doctor, survey
 from shmemar.host.doctor import Diagnosis, Finding, State, diagnose, render
+from shmemar.host.litmus import LitmusReport
 from shmemar.host.survey import Gpu, Gpus
 from shmemar.spec import Backend
 from tests.launcher import ROOT, clean_environment
@@ -28,6 +29,7 @@ GIB = 1 << 30
 SHM = survey.SHM
 H200 = Gpu("NVIDIA H200", (9, 0), 140 * GIB, under_mps=False, has_multicast=True)
 NO_DRIVER = Gpus(trouble="no NVIDIA driver", advice="install an NVIDIA driver")
+PASSED = LitmusReport(2, made=4096, observed=4096, readings=512, seconds=0.5)
 PIP = "pip install 'shmemar[cu13]'"
 
 VERSIONS = {
@@ -59,6 +61,7 @@ class Machine:
     nvshmem: str | Exception = "3.8.0"
     room: tuple[str, int] = (SHM, GIB)
     refusal: str | None = None
+    litmus: LitmusReport | Exception = PASSED
 
     def without(self, *modules: str) -> Machine:
         kept = {name: text for name, text in self.versions.items() if name not in modules}
@@ -72,6 +75,12 @@ class Machine:
 CPU = Machine(gpus=NO_DRIVER, refusal="no GPU can be used").without(
     "numba_cuda", "cuda.core", "cuda.bindings", "nvshmem", "cupy", "torch"
 )
+
+
+def litmus_of(answer: LitmusReport | Exception) -> LitmusReport:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def tell(answer: str | Exception) -> str:
@@ -94,6 +103,7 @@ def examine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], Diagnosis]:
         monkeypatch.setattr(survey, "nvshmem_library", lambda: tell(machine.nvshmem))
         monkeypatch.setattr(survey, "shared_room", lambda: machine.room)
         monkeypatch.setattr(survey, "auto_refusal", lambda: machine.refusal)
+        monkeypatch.setattr(survey, "litmus", lambda: litmus_of(machine.litmus))
         return diagnose()
 
     return run
@@ -506,6 +516,7 @@ SURVEYED = [
     "nvshmem_library",
     "auto_refusal",
     "shared_room",
+    "litmus",
 ]
 
 
@@ -524,6 +535,73 @@ def test_a_look_that_fails_is_no_exception(
     assert {f.section for f in diagnosis.findings} >= {"GPU", "Packages", "What works"}
     if name != "read_config":
         assert "ZeroDivisionError" in text
+
+
+FAILED = replace(PASSED, older=3, example="rank 1 saw the count 7")
+
+
+@pytest.mark.parametrize(
+    ("machine", "state", "value"),
+    [
+        (Machine(), State.OK, "passed: 4,096 line writes by 2 ranks"),
+        (Machine(litmus=FAILED), State.WARNING, "FAILED: 4,096 line writes"),
+        (
+            Machine(litmus=LitmusReport(2, why_not_run="no NVLink joins them")),
+            State.ABSENT,
+            "not run: no NVLink joins them",
+        ),
+        (
+            Machine(litmus=BackendUnavailableError("no room")),
+            State.WARNING,
+            "could not be run: BackendUnavailableError: no room",
+        ),
+        (CPU, State.ABSENT, "not run: no GPU"),
+        (
+            Machine().without("numba_cuda"),
+            State.ABSENT,
+            "not run: the nvshmem backend does not work here",
+        ),
+        (
+            Machine(refusal="something"),
+            State.ABSENT,
+            "not run: the nvshmem backend does not work here",
+        ),
+    ],
+)
+def test_lines_are_tested_where_the_nvshmem_backend_works(
+    examine: Any, machine: Machine, state: State, value: str
+) -> None:
+    diagnosis = examine(machine)
+    finding = find(diagnosis, "litmus test")
+    assert finding.state is state
+    assert finding.value.startswith(value)
+    assert ("ll128_atomic" in finding.advice) == (state is State.WARNING)
+    assert State.PROBLEM not in {f.state for f in diagnosis.findings if f.section == "LL128 lines"}
+
+
+def test_lines_are_not_tested_where_emulation_was_asked_for(
+    examine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHMEMAR_BACKEND", "emulated")
+    diagnosis = examine(Machine(litmus=AssertionError("it was run")))
+    assert find(diagnosis, "litmus test").value == "not run: the backend is emulated"
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [("0", True), ("3", False)])
+def test_one_rank_speaks_for_all(
+    examine: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: str,
+    speaks: bool,
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    examine(CPU)
+    assert command.main(["doctor"]) == 0
+    assert bool(capsys.readouterr().out) == speaks
+    examine(replace(CPU, mpi=BROKEN_MPI))
+    assert command.main(["doctor"]) == 1
+    assert "did not start" in capsys.readouterr().out
 
 
 def test_the_report_has_aligned_columns_and_advice_once() -> None:

@@ -1,0 +1,386 @@
+"""May this machine use lines of 128 bytes? A litmus test on all ranks, and its verdict.
+
+`why_no_lines` knows the machines that may not, without a test. `run_litmus` runs the test of
+:mod:`shmemar.device.litmus`; `lines_verdict` runs it once a machine, and remembers what it said.
+
+A pass is no proof: nothing was seen in so many line writes, by a test that sees the error where it
+is planted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmemar.device import litmus as device_litmus
+from shmemar.device.litmus import (
+    COUNT,
+    ELEMENT,
+    FIELDS,
+    LINE,
+    LINE_ELEMENTS,
+    MAX_COUNT,
+    OLDER,
+    OLDER_ACROSS,
+    READINGS,
+    TORN,
+    VALUE,
+    WRITES,
+    litmus,
+    planted_litmus,
+)
+from shmemar.errors import ArgumentError
+from shmemar.host.gpus import GpuFacts, facts_of
+from shmemar.host.launch import cache_directory
+from shmemar.host.ranks import name_ranks
+from shmemar.host.runtime import bound_gpu
+from shmemar.host.survey import kernel_driver
+from shmemar.layout import LINE_LANES
+from shmemar.spec import Backend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from shmemar.host.communicator import Communicator
+
+__all__ = [
+    "LONG_LINES",
+    "SHORT_LINES",
+    "LinesVerdict",
+    "LitmusReport",
+    "Tally",
+    "gather_facts",
+    "lines_verdict",
+    "report_of",
+    "run_litmus",
+    "why_no_lines",
+]
+
+logger = logging.getLogger(__name__)
+
+LONG_LINES = 1_000_000
+SHORT_LINES = 100_000
+"""Line writes of each rank; the short form is for `shmemar.init`."""
+
+MIN_COMPUTE_CAPABILITY = (9, 0)
+"""The first whose additions to memory are 16 bytes wide."""
+
+NTHREADS = 1024
+"""Of a rank, 8 a line: few blocks, so that all ranks write at once also where they share a GPU."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What one rank has added, read and found.
+
+    Attributes:
+        made: Additions of lines that it made, on all ranks together.
+        observed: Additions that its own lines hold at the end.
+        wrong: Elements of its own lines that don't fit the line's count at the end.
+        readings: Lines that it read.
+        older: Parts of 16 bytes of them that had an element older than the count seen before.
+        older_across: As many of these as were in lines that another warp adds to.
+        torn: Parts of 16 bytes that did not fit the count of the same load.
+        seconds: From the launch to its end.
+        example: One element that was older, in words; empty where there was none.
+    """
+
+    made: int
+    observed: int
+    wrong: int
+    readings: int
+    older: int
+    older_across: int
+    torn: int
+    seconds: float
+    example: str = ""
+
+
+@dataclass(frozen=True)
+class LitmusReport:
+    """What a litmus test has seen, on all ranks together; the same on every one.
+
+    Attributes:
+        ranks: Ranks that took part.
+        made: Line writes: additions to 128 bytes by one instruction, of all ranks.
+        observed: Line writes that the lines held at the end.
+        wrong: Elements that did not fit their line's count at the end.
+        readings: Readings of lines while all ranks wrote.
+        older: Violations: parts of 16 bytes, loaded after the count was seen, with an element that
+            the count says more of.
+        older_across: As many of these as were in lines that another warp of the rank adds to.
+        torn: Parts of 16 bytes that did not fit the count of the same load; no kernel relies on it.
+        seconds: Of the slowest rank.
+        example: A violation, in words; empty where there was none.
+        planted: True when the error was planted.
+        why_not_run: Why nothing was run; empty when it was.
+    """
+
+    ranks: int
+    made: int = 0
+    observed: int = 0
+    wrong: int = 0
+    readings: int = 0
+    older: int = 0
+    older_across: int = 0
+    torn: int = 0
+    seconds: float = 0.0
+    example: str = ""
+    planted: bool = False
+    why_not_run: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """True when it ran, no line was seen in parts, and none was lost."""
+        has_run = not self.why_not_run and self.made > 0
+        return has_run and not (self.older or self.wrong) and self.observed == self.made
+
+    def __str__(self) -> str:
+        """One line: the verdict and the numbers."""
+        if self.why_not_run:
+            return f"not run: {self.why_not_run}"
+        verdict = "passed" if self.passed else "FAILED"
+        planted = ", with the error planted" if self.planted else ""
+        lost = "" if self.observed == self.made else f", of which {self.observed:,} arrived"
+        wrong = f"; {self.wrong:,} elements wrong at the end" if self.wrong else ""
+        example = f"; {self.example}" if self.example else ""
+        return (
+            f"{verdict}{planted}: {self.made:,} line writes by {self.ranks} ranks{lost}, "
+            f"{self.readings:,} line readings, {self.older:,} parts older than their count "
+            f"({self.older_across:,} across warps), {self.torn:,} torn in a single load, "
+            f"{self.seconds:.2f} s{wrong}{example}"
+        )
+
+
+def run_litmus(
+    comm: Communicator, lines: int = LONG_LINES, *, planted: bool = False
+) -> LitmusReport:
+    """Let all ranks write lines to one another, and look for one that does not arrive as a whole.
+
+    Collective. No rank waits for another in a kernel, so it ends on any machine. The symmetric
+    memory that it takes, half a MiB at 8 ranks, stays the communicator's.
+
+    Emulated ranks run nothing, and the report says so: a line is whole there because one thread
+    adds all of it, the count last.
+
+    Args:
+        comm: The ranks.
+        lines: Line writes of each rank, at least.
+        planted: True to plant the error that is looked for: the count is added before the rest. The
+            test is worth something where that does not pass.
+
+    Raises:
+        ArgumentError: More lines than the counts can hold.
+        ShmemarError: As of `Communicator.launch`.
+    """
+    if isinstance(lines, bool) or not isinstance(lines, int) or lines < 1:
+        raise ArgumentError(f"lines is {lines!r}; expected a positive integer.")
+    if comm.backend is Backend.EMULATED:
+        why = "the emulated backend, where one thread adds a line, its count last"
+        return LitmusReport(comm.size, planted=planted, why_not_run=why)
+    kernel = planted_litmus if planted else litmus
+    buffer = comm.ll_buffer("uint32", threads=NTHREADS)
+    memory = comm.symmetric_array((NTHREADS // LINE_LANES, LINE_ELEMENTS), "float32")
+    found = comm.symmetric_array((NTHREADS, FIELDS), "uint32")
+    # One round first: it compiles, and says how many lines a round has on this machine.
+    comm.launch(kernel, buffer, memory, found, 0, 1, stream=0)
+    words = [found.copy_to_host()]
+    a_round = int(words[0][:, WRITES].sum()) // LINE_LANES
+    rounds = rounds_for(lines, a_round, comm.size) - 1
+    comm.host_barrier()
+    start = time.perf_counter()
+    if rounds:
+        comm.launch(kernel, buffer, memory, found, 1, rounds, stream=0)
+        words.append(found.copy_to_host())
+    seconds = time.perf_counter() - start
+    comm.host_barrier()  # everyone's additions are there
+    tally = tally_of(comm.rank, words, memory.copy_to_host(), seconds)
+    report = report_of(comm.host_allgather(tally), planted=planted)
+    if not planted:
+        comm.lines = str(report)
+    return report
+
+
+def rounds_for(lines: int, a_round: int, nranks: int) -> int:
+    """How many rounds make so many line writes of a rank, of which each round has `a_round`.
+
+    Raises:
+        ArgumentError: The counts would leave what float32 holds exactly.
+    """
+    rounds = max(-(-lines // a_round), 1)
+    limit = MAX_COUNT // nranks
+    if rounds > limit:
+        raise ArgumentError(
+            f"lines is {lines}; expected {limit * a_round} at most, as float32 counts no further. "
+            "Run it several times."
+        )
+    return rounds
+
+
+def tally_of(
+    rank: int, words: Sequence[NDArray[np.uint32]], memory: NDArray[np.float32], seconds: float
+) -> Tally:
+    """Count what a rank's threads report of each launch, and what its lines hold at the end."""
+    totals = np.sum([each.sum(axis=0, dtype=np.int64) for each in words], axis=0)
+    counts = memory[:, :1].astype(np.float64)
+    wrong = memory != counts * np.arange(1, LINE_ELEMENTS + 1)
+    return Tally(
+        made=int(totals[WRITES]) // LINE_LANES,
+        observed=int(counts.sum()),
+        wrong=int(np.count_nonzero(wrong)),
+        readings=int(totals[READINGS]) // LINE_LANES,
+        older=int(totals[OLDER] + totals[OLDER_ACROSS]),
+        older_across=int(totals[OLDER_ACROSS]),
+        torn=int(totals[TORN]),
+        seconds=seconds,
+        example=next(filter(None, (_example(rank, each) for each in words)), ""),
+    )
+
+
+def _example(rank: int, words: NDArray[np.uint32]) -> str:
+    saw = np.flatnonzero(words[:, OLDER] | words[:, OLDER_ACROSS])
+    if not saw.size:
+        return ""
+    first = words[saw[0]]
+    count, value = (float(first[field : field + 1].view(np.float32)[0]) for field in (COUNT, VALUE))
+    element = int(first[ELEMENT])
+    return (
+        f"rank {rank} saw the count {count:.0f} in line {first[LINE]}, and then {value:.0f} for "
+        f"element {element}, expected {(element + 1) * count:.0f} or more"
+    )
+
+
+def report_of(tallies: Sequence[Tally], *, planted: bool = False) -> LitmusReport:
+    """Add up what the ranks have found."""
+
+    def total(name: str) -> int:
+        return sum(getattr(tally, name) for tally in tallies)
+
+    return LitmusReport(
+        ranks=len(tallies),
+        made=total("made"),
+        observed=total("observed"),
+        wrong=total("wrong"),
+        readings=total("readings"),
+        older=total("older"),
+        older_across=total("older_across"),
+        torn=total("torn"),
+        seconds=max(tally.seconds for tally in tallies),
+        example=next((tally.example for tally in tallies if tally.example), ""),
+        planted=planted,
+    )
+
+
+def why_no_lines(facts: Sequence[GpuFacts | None]) -> str | None:
+    """Say why ranks can't use lines of 128 bytes, whatever a test would see; None for no reason.
+
+    Args:
+        facts: Of each rank's GPU, in rank order; None of a rank without one.
+    """
+    without = [rank for rank, gpu in enumerate(facts) if gpu is None]
+    if without:
+        return f"no GPU runs the kernels of {name_ranks(without)}"
+    gpus = [gpu for gpu in facts if gpu is not None]
+    old = [rank for rank, gpu in enumerate(gpus) if gpu.compute_capability < MIN_COMPUTE_CAPABILITY]
+    if old:
+        gpu = gpus[old[0]]
+        major, minor = gpu.compute_capability
+        return (
+            f"the GPU of {name_ranks(old)} ({gpu.name}) has compute capability {major}.{minor}, "
+            "and lines need 9.0 or newer"
+        )
+    for rank, gpu in enumerate(gpus):
+        apart = [peer for peer, other in enumerate(gpus) if gpu.atomics.get(other.uuid) is False]
+        if apart:
+            return (
+                f"the GPU of rank {rank} ({gpu.name}) has no native atomic operations on that of "
+                f"{name_ranks(apart)}: no NVLink joins them"
+            )
+    return None
+
+
+def gather_facts(comm: Communicator) -> list[GpuFacts | None]:
+    """Tell one another which GPUs the ranks run on. Collective."""
+    gpu = None if comm.backend is Backend.EMULATED else bound_gpu()
+    return comm.host_allgather(None if gpu is None else facts_of(gpu))
+
+
+@dataclass(frozen=True)
+class LinesVerdict:
+    """Whether lines of 128 bytes may be used.
+
+    Attributes:
+        passed: They may.
+        text: Why, in a line.
+    """
+
+    passed: bool
+    text: str
+
+
+def lines_verdict(comm: Communicator, lines: int = SHORT_LINES) -> LinesVerdict:
+    """Decide, for all ranks alike, whether their machine may use lines of 128 bytes.
+
+    Collective. Rank 0 looks for what it remembers of the same GPUs, driver and test; else all ranks
+    run the test, and rank 0 remembers it.
+    """
+    facts = gather_facts(comm)
+    why = why_no_lines(facts)
+    if why is not None:
+        return LinesVerdict(passed=False, text=why)
+    key = _key([gpu for gpu in facts if gpu is not None], kernel_driver())
+    path = cache_directory("litmus") / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    known = comm.host_allgather(recall(path, key) if comm.rank == 0 else None)[0]
+    if known is not None:
+        return known
+    report = run_litmus(comm, lines)
+    verdict = LinesVerdict(report.passed, str(report))
+    if comm.rank == 0:
+        remember(path, key, report)
+    # Rank 0 decides, as for every choice that something measured goes into.
+    return comm.host_allgather(verdict)[0]
+
+
+def _key(gpus: Sequence[GpuFacts], driver: str) -> str:
+    code = hashlib.sha256(inspect.getsource(device_litmus).encode()).hexdigest()[:16]
+    ranks = [[gpu.name, gpu.uuid] for gpu in gpus]
+    return json.dumps({"ranks": ranks, "driver": driver, "code": code}, sort_keys=True)
+
+
+def recall(path: Path, key: str) -> LinesVerdict | None:
+    """Read the verdict that was remembered of a machine; None where there is none to be read."""
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        report = LitmusReport(**document["report"])
+        if document["key"] != key or report.planted or report.why_not_run:
+            raise ValueError("it is of something else")
+        verdict = LinesVerdict(report.passed, f"{report} (of an earlier run, kept in {path})")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("the litmus test runs again, as %s can't be used: %r", path, error)
+        return None
+    return verdict
+
+
+def remember(path: Path, key: str, report: LitmusReport) -> None:
+    """Write a report, so that another process finds all of it or nothing."""
+    text = json.dumps({"key": key, "report": asdict(report)}, indent=1)
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        logger.warning("the litmus test will run again next time: %s", error)

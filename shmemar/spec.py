@@ -17,6 +17,7 @@ from shmemar.layout import (
 
 __all__ = [
     "MAX_RANKS",
+    "PACKET_PROTOCOLS",
     "PART_RANKS",
     "WIDE_RANKS",
     "Backend",
@@ -61,18 +62,59 @@ class Kernel(Enum):
     ONE_SHOT = "one_shot"
     TWO_SHOT = "two_shot"
     BROADCAST = "broadcast"
+    BARRIER_ONE_SHOT = "barrier_one_shot"
+    BARRIER_TWO_SHOT = "barrier_two_shot"
+    BARRIER = "barrier"
 
     @property
     def reduces(self) -> bool:
         """True of those that all-reduce, which are the ones to be pinned."""
-        return self is not Kernel.BROADCAST
+        return self not in (Kernel.BROADCAST, Kernel.BARRIER)
+
+    @property
+    def is_two_shot(self) -> bool:
+        """True of those in which each rank reduces a share of the data."""
+        return self in (Kernel.TWO_SHOT, Kernel.BARRIER_TWO_SHOT)
+
+    @property
+    def has_barriers(self) -> bool:
+        """True of those whose blocks meet those of the peers."""
+        return self in (Kernel.BARRIER_ONE_SHOT, Kernel.BARRIER_TWO_SHOT, Kernel.BARRIER)
+
+    @property
+    def protocols(self) -> tuple[Protocol, ...]:
+        """What it may be combined with, the default first."""
+        if self is Kernel.BROADCAST:
+            return (Protocol.LL,)
+        if self is Kernel.BARRIER:
+            return (Protocol.PUSH,)
+        if self is Kernel.BARRIER_ONE_SHOT:
+            return Protocol.PULL, Protocol.PUSH
+        if self is Kernel.BARRIER_TWO_SHOT:
+            return Protocol.PUSH, Protocol.PULL
+        return PACKET_PROTOCOLS
+
+    @property
+    def default_protocol(self) -> Protocol:
+        """What it is combined with where nothing else is asked for."""
+        return self.protocols[0]
 
 
 class Protocol(Enum):
-    """How a reader knows that data has arrived, as ``SHMEMAR_PROTOCOL`` names it."""
+    """How data gets to a reader who knows that it has arrived, as ``SHMEMAR_PROTOCOL`` names it.
+
+    ``ll`` and ``sentinel`` are packets that say so themselves. Between barriers a reader loads data
+    from its peers (``pull``), or they store it to the reader (``push``).
+    """
 
     LL = "ll"
     SENTINEL = "sentinel"
+    PULL = "pull"
+    PUSH = "push"
+
+
+PACKET_PROTOCOLS = (Protocol.LL, Protocol.SENTINEL)
+"""Those of kernels without barriers."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +143,8 @@ class KernelSpec:
             raise ArgumentError(
                 f"op is {self.op.value!r}, which {self.dtype.name} does not define ({why})."
             )
-        if self.protocol is Protocol.SENTINEL and not self.kernel.reduces:
-            raise ArgumentError(
-                f"protocol is sentinel, and kernel {self.kernel.value}, which moves every bit as "
-                "it is; expected protocol ll."
-            )
+        if self.protocol not in self.kernel.protocols:
+            raise ArgumentError(self._why_another_protocol())
         if self.protocol is Protocol.SENTINEL and self.dtype.is_integer:
             raise ArgumentError(
                 f"protocol is sentinel, and dtype {self.dtype.name}, in which every value may be "
@@ -113,15 +152,43 @@ class KernelSpec:
                 "SHMEMAR_PROTOCOL, or set it to ll."
             )
 
+    def _why_another_protocol(self) -> str:
+        why = "whose packets say themselves that they have arrived"
+        if self.kernel.has_barriers:
+            why = "whose barriers say that data have arrived"
+        elif self.kernel is Kernel.BROADCAST:
+            why = "which moves every bit as it is"
+        expected = " or ".join(each.value for each in self.kernel.protocols)
+        others = [each.value for each in Kernel if each.reduces and self.protocol in each.protocols]
+        return (
+            f"protocol is {self.protocol.value}, and kernel {self.kernel.value}, {why}; expected "
+            f"protocol {expected}. Unset SHMEMAR_PROTOCOL, or set it to one of these; "
+            f"{self.protocol.value} is for SHMEMAR_KERNEL={' or '.join(others)}."
+        )
+
     @property
     def payload_nbytes(self) -> int:
-        """Data bytes in a packet: half of it with LL's flags, all of it with a sentinel."""
+        """Data bytes in a packet: half of it with LL's flags, else all of it."""
         return PACKET_NBYTES // 2 if self.protocol is Protocol.LL else PACKET_NBYTES
 
     @property
     def nbuffers(self) -> int:
-        """Buffers that a slot's epochs take in turn."""
+        """Buffers that a slot's epochs take in turn, of kernels without barriers."""
         return LL_BUFFERS if self.protocol is Protocol.LL else SENTINEL_BUFFERS
+
+    @property
+    def nplaces(self) -> int:
+        """Places of a barrier kernel for what a pass stages (`shmemar.layout.BarrierLayout`).
+
+        One-shot: two buffers of the own input, or of every rank's. Two-shot: for every rank's share
+        of the own input and for the own result, or for what every rank sends of the own share and
+        for every rank's result.
+        """
+        if not self.kernel.has_barriers or not self.kernel.reduces:
+            return 0
+        if self.protocol is Protocol.PUSH:
+            return 2 * self.nranks
+        return self.nranks + 1 if self.kernel.is_two_shot else 2
 
     @property
     def unit_words(self) -> int:
@@ -152,7 +219,7 @@ class KernelSpec:
 
         A thread of a two-shot kernel takes as many packets of each rank's share.
         """
-        owners = self.nranks if self.kernel is Kernel.TWO_SHOT else 1
+        owners = self.nranks if self.kernel.is_two_shot else 1
         return packet_count(nbytes, self.payload_nbytes * self.packets_per_thread * owners)
 
     @property

@@ -16,7 +16,7 @@ from shmemar.layout import BLOCK_THREADS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shmemar.layout import Grid, LLLayout
+    from shmemar.layout import AnyLayout, Grid
     from shmemar.user_spec import AnyKernelSpec
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
 
 def compile_ptx(
     spec: AnyKernelSpec,
-    layout: LLLayout,
+    layout: AnyLayout,
     *,
     rank: int,
     compute_capability: tuple[int, int],
@@ -186,7 +186,7 @@ class CudaKernel:
 
 def load_kernel(
     spec: AnyKernelSpec,
-    layout: LLLayout,
+    layout: AnyLayout,
     *,
     rank: int,
     device: Any,

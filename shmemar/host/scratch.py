@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from shmemar.device.packet import SENTINEL
 from shmemar.errors import CollectiveTimeoutError
-from shmemar.layout import LLLayout
-from shmemar.spec import Kernel, Protocol
+from shmemar.layout import BarrierLayout, LLLayout
+from shmemar.spec import Protocol
 
 if TYPE_CHECKING:
     from shmemar.config import Config
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import Memory, Runtime
     from shmemar.host.heap import SymmetricHeap
+    from shmemar.layout import AnyLayout
     from shmemar.spec import KernelSpec
 
 __all__ = ["Scratch", "layout_for", "make_scratch"]
@@ -26,29 +27,29 @@ class Scratch:
 
     Attributes:
         layout: Where things lie.
-        region: Symmetric memory for packets.
+        region: Symmetric memory for packets, or for flags and staged data.
         epochs: The rank's own epoch words.
     """
 
-    layout: LLLayout
+    layout: AnyLayout
     region: Memory
     epochs: Memory
 
 
-def layout_for(spec: KernelSpec, config: Config) -> LLLayout:
+def layout_for(spec: KernelSpec, config: Config) -> AnyLayout:
     """Lay out the scratch of a kernel and protocol, as large as it is configured.
 
     Raises:
         ConfigurationError: That is too small for the number of ranks.
     """
-    nbytes = (
-        config.two_shot_scratch_nbytes if spec.kernel is Kernel.TWO_SHOT else config.scratch_nbytes
-    )
+    nbytes = config.two_shot_scratch_nbytes if spec.kernel.is_two_shot else config.scratch_nbytes
+    if spec.kernel.has_barriers:
+        return BarrierLayout.fit(spec.nranks, spec.nplaces, nbytes)
     return LLLayout.fit(spec.nranks, nbytes, spec.nbuffers)
 
 
 def make_scratch(
-    layout: LLLayout,
+    layout: AnyLayout,
     protocol: Protocol,
     bootstrap: Bootstrap,
     heap: SymmetricHeap,

@@ -18,7 +18,7 @@ from shmemar.host.emulation import EmulatedRuntime
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
 from shmemar.layout import LL_BUFFERS, SENTINEL_BUFFERS, LLLayout
-from shmemar.spec import MAX_RANKS, Backend, Determinism, Protocol
+from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel, Protocol
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -88,6 +88,7 @@ def init(
     try:
         bootstrap.raise_together(error, "read the configuration")
         _compare(config, chosen, bootstrap)
+        _check_pins(config)
         _check_size(bootstrap.size, config)
         return Communicator(
             bootstrap,
@@ -141,6 +142,18 @@ def _configure(
     if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
         raise ConfigurationError(f"device is {device!r}; expected the ordinal of a GPU, or None.")
     return config, _member(Determinism, "determinism", determinism)
+
+
+def _check_pins(config: Config) -> None:
+    kernel, protocol = config.all_reduce
+    if protocol not in kernel.protocols:
+        pinned = kernel.value if config.kernel else f"not set, so {kernel.value}"
+        expected = " or ".join(each.value for each in kernel.protocols)
+        others = [each.value for each in Kernel if each.reduces and protocol in each.protocols]
+        raise ConfigurationError(
+            f"SHMEMAR_PROTOCOL is {protocol.value!r}, and SHMEMAR_KERNEL {pinned}; expected "
+            f"protocol {expected}, or kernel {' or '.join(others)}. Correct or unset one of them."
+        )
 
 
 def _check_size(nranks: int, config: Config) -> None:

@@ -61,8 +61,14 @@ def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) ->
         first_epoch=draw.choice([0, 0, 0, *WRAPS]),
         replays=1 if overlaps else draw.choice([1, 1, 2]),
         resident=2 * nranks if overlaps else None,
-        share_work=nranks < WIDE_RANKS or draw.random() < 0.7,
+        share_work=_draw_share_work(kernel, nranks, draw),
     )
+
+
+def _draw_share_work(kernel: Kernel, nranks: int, draw: random.Random) -> bool:
+    if kernel.has_barriers:  # where threads share work, each of many ranks costs as many of them
+        return nranks < WIDE_RANKS and draw.random() < 0.7
+    return nranks < WIDE_RANKS or draw.random() < 0.7
 
 
 def tiny_sequence(kernel: Kernel, protocol: Protocol, nranks: int) -> CallSequence:

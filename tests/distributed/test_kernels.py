@@ -9,24 +9,27 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import shmemar
 from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.dtypes import DTYPES, DType, Kind, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
 from shmemar.host.exact import numpy_dtype
-from shmemar.layout import LLLayout
+from shmemar.host.scratch import layout_for
+from shmemar.layout import BLOCK_THREADS, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 from tests.distributed.checked import Checked, random_floats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import shmemar
     from shmemar.host.arrays import Arrays
 
     Pinned = Callable[..., shmemar.Communicator]
 
 FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
-VARIANTS = [(kernel, protocol) for kernel in Kernel if kernel.reduces for protocol in Protocol]
+VARIANTS = [
+    (kernel, protocol) for kernel in Kernel if kernel.reduces for protocol in kernel.protocols
+]
 COUNTS = 1, 2, 3, 5, 8, 13, 31, 64, 100, 255, 256, 257, 1000
 
 variants = pytest.mark.parametrize(
@@ -35,7 +38,7 @@ variants = pytest.mark.parametrize(
 
 
 def admits(protocol: Protocol, dtype: DType) -> bool:
-    return protocol is Protocol.LL or dtype.kind is Kind.FLOAT
+    return protocol is not Protocol.SENTINEL or dtype.kind is Kind.FLOAT
 
 
 def combinations(nranks: int, *, every: bool) -> list[tuple[Kernel, Protocol, str, ReduceOp]]:
@@ -113,15 +116,48 @@ def test_either_side_of_a_pass_boundary_is_exact(
 ) -> None:
     comm = pinned(kernel, protocol, one_block=True)
     spec = KernelSpec(kernel, protocol, FLOAT, SUM, comm.size)
-    owners = comm.size if kernel is Kernel.TWO_SHOT else 1
-    # A launch has as many threads as the scratch has slots, in whole blocks of two packets each.
-    per_pass = 256 * spec.payload_nbytes // FLOAT.itemsize * owners
+    owners = comm.size if kernel.is_two_shot else 1
+    # A launch has as many threads as the scratch has slots, in whole blocks.
+    nslots = layout_for(spec, comm._config).nslots
+    per_pass = nslots * spec.payload_nbytes // FLOAT.itemsize * owners
     reduce = Checked(comm, arrays)
     for npasses in (1, 2, 3, 7):
         for count in (npasses * per_pass - 1, npasses * per_pass, npasses * per_pass + 1):
             reduce("float32", SUM, count)
             reduce("float32", SUM, count, offset=1, in_place=True)
     assert agree(reduce.wrong) == [[]] * comm.size
+
+
+@pytest.mark.parametrize(
+    ("kernel", "protocol"),
+    [variant for variant in VARIANTS if variant[0].has_barriers],
+    ids=lambda each: each.value,
+)
+def test_threads_stage_several_packets_in_a_pass(
+    world: Any,
+    backend: str,
+    arrays: Arrays,
+    agree: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: Kernel,
+    protocol: Protocol,
+) -> None:
+    monkeypatch.setattr("shmemar.layout.MAX_BARRIER_BLOCKS", 2)
+    monkeypatch.setenv("SHMEMAR_KERNEL", kernel.value)
+    monkeypatch.setenv("SHMEMAR_PROTOCOL", protocol.value)
+    spec = KernelSpec(kernel, protocol, FLOAT, SUM, world.size)
+    for variable in ("SHMEMAR_SCRATCH_NBYTES", "SHMEMAR_TWO_SHOT_SCRATCH_NBYTES"):
+        monkeypatch.setenv(variable, str(spec.nplaces * 7 * BLOCK_THREADS * 16))
+    with shmemar.init(world, backend=backend) as comm:
+        layout: Any = layout_for(spec, comm._config)
+        reduce = Checked(comm, arrays)
+        per_block = BLOCK_THREADS * 4 * (comm.size if kernel.is_two_shot else 1)
+        for nblocks in (1, 2, 3, 5, 6, 7, 13):
+            for count in (nblocks * per_block - 1, nblocks * per_block, nblocks * per_block + 5):
+                reduce("float32", SUM, count, offset=count % 3, in_place=count % 2 == 0)
+        # Two blocks of three packets a thread.
+        shape = layout.nblocks, layout.block_slots
+        assert agree((shape, reduce.wrong)) == [((2, 3 * BLOCK_THREADS), [])] * comm.size
 
 
 def test_kernels_and_sizes_at_random_one_rank_late(

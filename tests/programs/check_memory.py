@@ -12,18 +12,24 @@ from typing import Any
 
 import numpy as np
 
+from shmemar.config import Config
 from shmemar.device.kernels import KernelArguments
 from shmemar.device.packet import SENTINEL
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.exact import count_wrong, exact_input, exact_result
 from shmemar.host.launch import load_kernel
-from shmemar.layout import FAILURE_DTYPE, LLLayout, grid_for
+from shmemar.host.scratch import layout_for
+from shmemar.layout import FAILURE_DTYPE, BarrierLayout, barrier_grid, grid_for
 from shmemar.spec import Kernel, KernelSpec, Protocol
 
 COUNTS = 1, 2, 257, 1500
 REDUCING = [kernel for kernel in Kernel if kernel.reduces]
 CASES = [
-    *(("float32", ReduceOp.SUM, kernel, protocol) for kernel in REDUCING for protocol in Protocol),
+    *(
+        ("float32", ReduceOp.SUM, kernel, protocol)
+        for kernel in REDUCING
+        for protocol in kernel.protocols
+    ),
     ("complex128", ReduceOp.PROD, Kernel.ONE_SHOT, Protocol.LL),
     ("complex128", ReduceOp.PROD, Kernel.TWO_SHOT, Protocol.SENTINEL),
     ("float16", ReduceOp.SUM, Kernel.TWO_SHOT, Protocol.SENTINEL),
@@ -37,7 +43,8 @@ def count_wrong_of(spec: KernelSpec, *, beyond: int) -> int:
     from cuda.core import Device
 
     dtype, op, nranks = spec.dtype, spec.op, spec.nranks
-    layout = LLLayout.fit(nranks, spec.nbuffers * nranks * 256 * 16, spec.nbuffers)
+    nbytes = spec.nbuffers * nranks * 256 * 16
+    layout = layout_for(spec, Config(scratch_nbytes=nbytes, two_shot_scratch_nbytes=nbytes))
     device = Device()
     kernels = [load_kernel(spec, layout, rank=rank, device=device) for rank in range(nranks)]
     regions, epochs, broken, records = (
@@ -58,12 +65,13 @@ def count_wrong_of(spec: KernelSpec, *, beyond: int) -> int:
             x.set(exact_input(dtype, op, count, rank=rank, call=call))
             arrays.append((x, cupy.zeros(count, dtype.name)))
         device.sync()
-        grid = grid_for(
-            spec.group_count(count * dtype.itemsize),
-            layout,
-            packets_per_thread=spec.packets_per_thread,
-            lanes=spec.lanes,
-        )
+        ngroups = spec.group_count(count * dtype.itemsize)
+        if isinstance(layout, BarrierLayout):
+            grid = barrier_grid(ngroups, layout)
+        else:
+            grid = grid_for(
+                ngroups, layout, packets_per_thread=spec.packets_per_thread, lanes=spec.lanes
+            )
         for rank, (x, out) in enumerate(arrays):
             arguments = KernelArguments.of_message(
                 spec,

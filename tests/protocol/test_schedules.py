@@ -19,7 +19,7 @@ from shmemar.host.checker import (
     check_sequence,
     checked_calls,
 )
-from shmemar.spec import Kernel, KernelSpec, Protocol
+from shmemar.spec import PACKET_PROTOCOLS, Kernel, KernelSpec, Protocol
 
 kernels = pytest.mark.parametrize(
     ("kernel", "protocol"), PAIRS, ids=[f"{k.value}-{p.value}" for k, p in PAIRS]
@@ -80,7 +80,7 @@ def mixed_calls(kernel: Kernel, protocol: Protocol, nranks: int) -> tuple[Call, 
         for name, op in (("float32", ReduceOp.SUM), ("complex128", ReduceOp.PROD))
     )
     # So many elements fill a packet of each share of a thread.
-    scale = floats.payload_nbytes // 8 * (nranks if kernel is Kernel.TWO_SHOT else 1)
+    scale = floats.payload_nbytes // 8 * (nranks if kernel.is_two_shot else 1)
     return (
         Call(floats, 3 * scale, 2),
         Call(floats, 1, 1),
@@ -156,7 +156,7 @@ def test_many_ranks_are_received_in_parts(kernel: Kernel, protocol: Protocol) ->
 
 @pytest.mark.parametrize("share_work", [True, False])
 @pytest.mark.parametrize("nranks", [16, 19])
-@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("protocol", PACKET_PROTOCOLS)
 def test_lanes_share_the_packets_of_many_ranks(
     protocol: Protocol, nranks: int, share_work: bool
 ) -> None:

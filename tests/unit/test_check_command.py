@@ -27,7 +27,7 @@ def test_each_kernel_protocol_and_number_of_ranks_has_a_line(
     assert main(["check", "--ranks", "2", "3", "--seeds", "2", "--jobs", "1"]) == 0
     text = capsys.readouterr().out
     found = [(*row[:4], row[-1]) for row in rows(text)]
-    assert len(found) == len(set(found)) == 10
+    assert len(found) == len(set(found)) == 20
     assert ("one_shot", "ll", "2", "2", "nothing") in found
     assert text.splitlines()[-1] == "# nothing found"
 

@@ -16,11 +16,11 @@ def spec(dtype: str = "float32", op: ReduceOp = ReduceOp.SUM, nranks: int = 4) -
 SPECS = [
     KernelSpec(kernel, protocol, dtype, op, nranks)
     for kernel in Kernel
-    for protocol in Protocol
+    for protocol in kernel.protocols
     for dtype in DTYPES.values()
     for op in supported_ops(dtype)
     for nranks in (1, 2, 3, MAX_RANKS)
-    if protocol is Protocol.LL or (kernel.reduces and not dtype.is_integer)
+    if protocol is not Protocol.SENTINEL or not dtype.is_integer
 ]
 
 
@@ -78,6 +78,7 @@ def test_lanes_share_the_packets_of_many_ranks_and_none_has_more_than_8(
     specs = {
         kernel: KernelSpec(kernel, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, nranks)
         for kernel in Kernel
+        if Protocol.LL in kernel.protocols
     }
     assert specs[Kernel.ONE_SHOT].lanes == lanes
     assert specs[Kernel.TWO_SHOT].lanes == specs[Kernel.BROADCAST].lanes == 1
@@ -109,6 +110,59 @@ def test_threads_of_a_two_shot_kernel_take_a_packet_of_each_share(
     assert spec.group_count(nbytes) == ngroups
 
 
-def test_a_broadcast_has_no_sentinel() -> None:
-    with pytest.raises(ArgumentError, match="protocol is sentinel, and kernel broadcast"):
-        KernelSpec(Kernel.BROADCAST, Protocol.SENTINEL, DTYPES["float32"], ReduceOp.SUM, 2)
+REFUSED = [
+    (kernel, protocol)
+    for kernel in Kernel
+    for protocol in Protocol
+    if protocol not in kernel.protocols
+]
+
+
+@pytest.mark.parametrize(("kernel", "protocol"), REFUSED)
+def test_a_protocol_that_a_kernel_has_not_is_refused(kernel: Kernel, protocol: Protocol) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 2)
+    text = str(caught.value)
+    assert text.startswith(f"protocol is {protocol.value}, and kernel {kernel.value}, ")
+    assert f"expected protocol {' or '.join(each.value for each in kernel.protocols)}." in text
+
+
+def test_protocols_of_kernels_with_barriers_are_others_than_those_of_packets() -> None:
+    assert len(REFUSED) == 2 + 2 + 3 + 2 + 2 + 3
+    for kernel in Kernel:
+        assert kernel.has_barriers == (Protocol.PUSH in kernel.protocols)
+        assert kernel.has_barriers == (not set(kernel.protocols) & {Protocol.LL, Protocol.SENTINEL})
+
+
+def test_the_alternative_is_named() -> None:
+    with pytest.raises(ArgumentError, match="push is for SHMEMAR_KERNEL=barrier_one_shot or bar"):
+        KernelSpec(Kernel.TWO_SHOT, Protocol.PUSH, DTYPES["float32"], ReduceOp.SUM, 2)
+    with pytest.raises(ArgumentError, match="ll is for SHMEMAR_KERNEL=one_shot or two_shot"):
+        KernelSpec(Kernel.BARRIER_ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "protocol"),
+    [
+        (Kernel.ONE_SHOT, Protocol.LL),
+        (Kernel.TWO_SHOT, Protocol.LL),
+        (Kernel.BROADCAST, Protocol.LL),
+        (Kernel.BARRIER_ONE_SHOT, Protocol.PULL),
+        (Kernel.BARRIER_TWO_SHOT, Protocol.PUSH),
+        (Kernel.BARRIER, Protocol.PUSH),
+    ],
+)
+def test_each_kernel_has_a_default_protocol(kernel: Kernel, protocol: Protocol) -> None:
+    assert kernel.default_protocol is protocol
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 8])
+def test_places_hold_what_a_pass_stages(nranks: int) -> None:
+    def places(kernel: Kernel, protocol: Protocol) -> int:
+        return KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks).nplaces
+
+    assert places(Kernel.BARRIER_ONE_SHOT, Protocol.PULL) == 2
+    assert places(Kernel.BARRIER_ONE_SHOT, Protocol.PUSH) == 2 * nranks
+    assert places(Kernel.BARRIER_TWO_SHOT, Protocol.PULL) == nranks + 1
+    assert places(Kernel.BARRIER_TWO_SHOT, Protocol.PUSH) == 2 * nranks
+    assert places(Kernel.BARRIER, Protocol.PUSH) == places(Kernel.ONE_SHOT, Protocol.LL) == 0

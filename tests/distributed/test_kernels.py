@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
 VARIANTS = [
-    (kernel, protocol) for kernel in Kernel if kernel.reduces for protocol in kernel.protocols
+    (kernel, protocol)
+    for kernel in Kernel
+    if kernel.reduces
+    for protocol in kernel.protocols
+    # Each takes a few compilations. Of those with barriers, two ranks run what others don't.
+    if not kernel.has_barriers or MPI.COMM_WORLD.size == 2 or protocol is kernel.default_protocol
 ]
 COUNTS = 1, 2, 3, 5, 8, 13, 31, 64, 100, 255, 256, 257, 1000
 
@@ -129,9 +134,7 @@ def test_either_side_of_a_pass_boundary_is_exact(
 
 
 @pytest.mark.parametrize(
-    ("kernel", "protocol"),
-    [variant for variant in VARIANTS if variant[0].has_barriers],
-    ids=lambda each: each.value,
+    ("kernel", "protocol"), [(Kernel.BARRIER_TWO_SHOT, Protocol.PUSH)], ids=["barrier_two_shot"]
 )
 def test_threads_stage_several_packets_in_a_pass(
     world: Any,

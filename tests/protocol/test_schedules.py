@@ -38,6 +38,8 @@ def test_nothing_is_found_in_sequences_of_calls(
     kernel: Kernel, protocol: Protocol, nranks: int, nseeds: int
 ) -> None:
     runs = nseeds if nranks < 8 else -(-nseeds // 3)  # of many operations each
+    if kernel.has_barriers:  # with a thread for each rank, their square
+        runs = -(-runs // 3)
     report = check(kernel, protocol, nranks, range(runs))
     assert report.passed, str(report)
     assert report.runs == runs
@@ -48,7 +50,8 @@ def test_nothing_is_found_in_sequences_of_calls(
 def test_nothing_is_found_under_any_kind_of_schedule(
     kernel: Kernel, protocol: Protocol, kind: ScheduleKind
 ) -> None:
-    report = check(kernel, protocol, 3, range(100, 106), kind.value)
+    seeds = range(100, 102 if kernel.has_barriers else 106)
+    report = check(kernel, protocol, 3, seeds, kind.value)
     assert report.passed, str(report)
 
 
@@ -56,9 +59,10 @@ def test_nothing_is_found_under_any_kind_of_schedule(
 def test_nothing_is_found_in_all_schedules_of_few_deviations(
     kernel: Kernel, protocol: Protocol, nseeds: int
 ) -> None:
-    report = check(kernel, protocol, 2, range(10 * nseeds), "exhaustive")
+    runs = (3 if kernel.has_barriers else 10) * nseeds
+    report = check(kernel, protocol, 2, range(runs), "exhaustive")
     assert report.passed, str(report)
-    assert report.runs == 10 * nseeds
+    assert report.runs == runs
 
 
 @pytest.mark.parametrize("share_work", [True, False])
@@ -96,7 +100,7 @@ def mixed_calls(kernel: Kernel, protocol: Protocol, nranks: int) -> tuple[Call, 
 @pytest.mark.parametrize("first_epoch", [2**31 - 3, 2**32 - 4, 2**32 - 5])
 def test_epochs_pass_the_wrap(kernel: Kernel, protocol: Protocol, first_epoch: int) -> None:
     sequence = CallSequence(mixed_calls(kernel, protocol, 2), first_epoch)
-    report = check_sequence(sequence, range(30))
+    report = check_sequence(sequence, range(9 if kernel.has_barriers else 30))
     assert report.passed, str(report)
 
 
@@ -125,6 +129,8 @@ def test_every_type_and_operator_is_exact(
 ) -> None:
     if protocol is Protocol.SENTINEL and DTYPES[name].kind is not Kind.FLOAT:
         pytest.skip("integers have no sentinel")
+    if kernel is Kernel.BARRIER:
+        pytest.skip("a barrier has no data")
     spec = KernelSpec(kernel, protocol, DTYPES[name], op, nranks)
     counts = ((5, 2), (2, 2), (1, 1), (37, 2))
     calls = tuple(Call(spec, count, nthreads, shift=1) for count, nthreads in counts)
@@ -148,7 +154,29 @@ def test_broadcasts_and_one_shot_reductions_take_turns_on_the_same_slots() -> No
     assert report.passed, str(report)
 
 
-@kernels
+@pytest.mark.parametrize(
+    ("kernel", "protocol", "share_work"),
+    [
+        (Kernel.BARRIER_ONE_SHOT, Protocol.PULL, True),
+        (Kernel.BARRIER_ONE_SHOT, Protocol.PUSH, False),
+        (Kernel.BARRIER_TWO_SHOT, Protocol.PULL, False),
+        (Kernel.BARRIER_TWO_SHOT, Protocol.PUSH, False),
+        (Kernel.BARRIER, Protocol.PUSH, True),
+    ],
+)
+def test_a_block_meets_those_of_many_ranks(
+    kernel: Kernel, protocol: Protocol, share_work: bool
+) -> None:
+    spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 17)
+    counts = (9, 1, 67) if kernel.reduces else (0, 0, 0)
+    calls = tuple(Call(spec, count, 17) for count in counts)
+    report = check_sequence(CallSequence(calls, share_work=share_work), [4])
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "protocol"), [pair for pair in PAIRS if not pair[0].has_barriers]
+)
 def test_many_ranks_are_received_in_parts(kernel: Kernel, protocol: Protocol) -> None:
     report = check(kernel, protocol, 17, [3])
     assert report.passed, str(report)

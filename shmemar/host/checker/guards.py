@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from shmemar.device import barrier, kernels, packet_buffer, signal
@@ -38,6 +38,7 @@ LL, SENTINEL_PROTOCOL = Protocol.LL, Protocol.SENTINEL
 ONE_SHOT, TWO_SHOT, BROADCAST = Kernel.ONE_SHOT, Kernel.TWO_SHOT, Kernel.BROADCAST
 
 
+@cache
 def _drawn(kernel: Kernel, protocol: Protocol, nranks: int = 2) -> Program:
     """Sequences of calls that are drawn from the seeds."""
     draw = partial(draw_sequence, kernel, protocol, nranks)
@@ -173,12 +174,6 @@ def _acquired_by(fence: Callable[[], None]) -> tuple[Patch, ...]:
     )
 
 
-def _of_each_barrier(
-    name: str, patches: tuple[Patch, ...], pairs: list[tuple[Kernel, Protocol]]
-) -> tuple[Control, ...]:
-    return tuple(Control(name, patches, _drawn(*pair)) for pair in pairs)
-
-
 _BARRIER_KERNELS = barrier_kernel, barrier_one_shot, barrier_two_shot
 
 # Signals
@@ -218,8 +213,11 @@ _ONE_SHOT_WITH_BARRIERS = [pair for pair in PAIRS if pair[0] is Kernel.BARRIER_O
 _TWO_SHOT_WITH_BARRIERS = [pair for pair in PAIRS if pair[0] is Kernel.BARRIER_TWO_SHOT]
 
 
-def _of_each(name: str, patch: Patch, pairs: list[tuple[Kernel, Protocol]]) -> tuple[Control, ...]:
-    return tuple(Control(name, (patch,), _drawn(*pair)) for pair in pairs)
+def _of_each(
+    name: str, patch: Patch | tuple[Patch, ...], pairs: list[tuple[Kernel, Protocol]]
+) -> tuple[Control, ...]:
+    patches = (patch,) if isinstance(patch, Patch) else patch
+    return tuple(Control(name, patches, _drawn(*pair)) for pair in pairs)
 
 
 CONTROLS: tuple[Control, ...] = (
@@ -325,46 +323,44 @@ CONTROLS: tuple[Control, ...] = (
         (_replace(signal, "all_in_warp", _votes_that_count),),
         _WARPS,
     ),
-    *_of_each_barrier(
+    *_of_each(
         "the fence before a barrier's flag",
-        (_replace(barrier, "set_flag", _set_without_fence),),
+        _replace(barrier, "set_flag", _set_without_fence),
         _WITH_BARRIERS,
     ),
-    *_of_each_barrier(
+    *_of_each(
         "the system scope of that fence",
-        (_replace(barrier, "set_flag", _set_at_gpu_scope),),
+        _replace(barrier, "set_flag", _set_at_gpu_scope),
         _WITH_BARRIERS,
     ),
-    *_of_each_barrier("the fence behind a barrier's poll", _acquired_by(_nothing), _WITH_BARRIERS),
-    *_of_each_barrier(
-        "the system scope of that one", _acquired_by(fence_acq_rel_gpu), _WITH_BARRIERS
+    *_of_each("the fence behind a barrier's poll", _acquired_by(_nothing), _WITH_BARRIERS),
+    *_of_each("the system scope of that one", _acquired_by(fence_acq_rel_gpu), _WITH_BARRIERS),
+    *_of_each(
+        "the second of two flags", _replace(barrier, "flag_offset", _one_flag), _WITH_BARRIERS
     ),
-    *_of_each_barrier(
-        "the second of two flags", (_replace(barrier, "flag_offset", _one_flag),), _WITH_BARRIERS
-    ),
-    *_of_each_barrier(
+    *_of_each(
         "the meetings of a block",
-        (_replace(barrier, "all_in_block", lambda value: value),),
+        _replace(barrier, "all_in_block", lambda value: value),
         _WITH_BARRIERS,
     ),
-    *_of_each_barrier(
+    *_of_each(
         "an epoch word for each block",
-        (_replace(barrier, "EPOCH_NBYTES", 0),),
+        _replace(barrier, "EPOCH_NBYTES", 0),
         _ONE_SHOT_WITH_BARRIERS + _TWO_SHOT_WITH_BARRIERS,
     ),
-    *_of_each_barrier(
+    *_of_each(
         "the wrap of a barrier's epochs",
         tuple(_replace(kernel, "next_epoch", _wrap_to_even) for kernel in _BARRIER_KERNELS),
         _WITH_BARRIERS,
     ),
-    *_of_each_barrier(
+    *_of_each(
         "the second buffer, which stands for an exit barrier",
-        (_replace(barrier_one_shot, "buffer_at", lambda _: 0),),
+        _replace(barrier_one_shot, "buffer_at", lambda _: 0),
         _ONE_SHOT_WITH_BARRIERS,
     ),
-    *_of_each_barrier(
+    *_of_each(
         "the places for results, which stand for a third barrier",
-        (_replace(barrier_two_shot, "place_of_results", lambda _: 0),),
+        _replace(barrier_two_shot, "place_of_results", lambda _: 0),
         _TWO_SHOT_WITH_BARRIERS,
     ),
 )

@@ -58,7 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     allreduce.add_argument(
         "--kernels", metavar="NAME,...", help="pin one_shot or two_shot, or measure one by one"
     )
-    allreduce.add_argument("--protocols", metavar="NAME,...", help="the same: ll, sentinel")
+    allreduce.add_argument(
+        "--protocols",
+        metavar="NAME,...",
+        help="the same: ll, sentinel, pull, push; each kernel takes those that it has",
+    )
     allreduce.add_argument("--backend", default=None, choices=[b.value for b in Backend])
     allreduce.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     code = commands.add_parser(
@@ -116,7 +120,7 @@ def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
             print("# time: maximum over ranks of each rank's median. other: graph: an empty kernel")
             print("# in the collective's place; eager: the host's time of a call.")
             print(HEADER, flush=True)
-        for kernel, protocol in product(_names(arguments.kernels), _names(arguments.protocols)):
+        for kernel, protocol in _pairs(_names(arguments.kernels), _names(arguments.protocols)):
             with _pinned(kernel, protocol, arguments.backend) as pinned:
                 rows += _measure_all(pinned, modes, cases)
         if comm.rank == 0 and arguments.json:
@@ -143,6 +147,20 @@ def _names(text: str | None) -> list[str | None]:
     return [*text.split(",")] if text else [None]
 
 
+def _pairs(
+    kernels: list[str | None], protocols: list[str | None]
+) -> list[tuple[str | None, str | None]]:
+    """All of them, but for a kernel with a protocol that it has not, while others have it."""
+    of_kernel = {kernel.value: [each.value for each in kernel.protocols] for kernel in Kernel}
+    pairs = list(product(kernels, protocols))
+    fitting = [
+        (kernel, protocol)
+        for kernel, protocol in pairs
+        if protocol is None or protocol in of_kernel.get(kernel or "one_shot", [protocol])
+    ]
+    return fitting or pairs
+
+
 def _pinned(kernel: str | None, protocol: str | None, backend: str | None) -> shmemar.Communicator:
     """Make a communicator as SHMEMAR_KERNEL and SHMEMAR_PROTOCOL would pin it."""
     for variable, value in (("SHMEMAR_KERNEL", kernel), ("SHMEMAR_PROTOCOL", protocol)):
@@ -155,12 +173,9 @@ def _machine_code(arguments: argparse.Namespace) -> int:
     dtype = as_dtype(arguments.dtype)
     op = as_reduce_op(arguments.op, dtype)
     found = []
-    for kernel, protocol, nranks in product(
-        map(Kernel, arguments.kernels.split(",")),
-        map(Protocol, arguments.protocols.split(",")),
-        map(int, arguments.ranks.split(",")),
-    ):
-        spec = KernelSpec(kernel, protocol, dtype, op, nranks)
+    pairs = _pairs(_names(arguments.kernels), _names(arguments.protocols))
+    for (kernel, protocol), nranks in product(pairs, map(int, arguments.ranks.split(","))):
+        spec = KernelSpec(Kernel(kernel), Protocol(protocol), dtype, op, nranks)
         for looped in (False, True):
             found.append(disassemble(spec, looped=looped))
             print(found[-1], flush=True)

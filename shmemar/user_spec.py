@@ -106,7 +106,7 @@ class BufferSpec:
                 raise ArgumentError(f"{name} is {value!r}; expected a positive integer.")
         names = {each.value: each for each in PACKET_PROTOCOLS}
         given = protocol.value if isinstance(protocol, Protocol) else protocol
-        if given not in names:
+        if not isinstance(given, str) or given not in names:
             raise ArgumentError(f"protocol is {given!r}; expected one of {', '.join(names)}.")
         protocol = names[given]
         if protocol is Protocol.SENTINEL and scalar.kind in "iu":

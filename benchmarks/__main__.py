@@ -167,14 +167,13 @@ def _machine_code(arguments: argparse.Namespace) -> int:
     dtype = as_dtype(arguments.dtype)
     op = as_reduce_op(arguments.op, dtype)
     found = []
-    for kernel, protocol, nranks in product(
-        map(Kernel, arguments.kernels.split(",")),
-        map(Protocol, arguments.protocols.split(",")),
-        map(int, arguments.ranks.split(",")),
-    ):
-        if why_impossible(kernel, protocol, dtype, op, nranks):
+    ranks = map(int, arguments.ranks.split(","))
+    pairs = _pairs(arguments.kernels, arguments.protocols)
+    for (kernel, protocol), nranks in product(pairs, ranks):
+        wanted = Kernel(kernel), Protocol(protocol), dtype, op, nranks
+        if why_impossible(*wanted):
             continue
-        spec = KernelSpec(kernel, protocol, dtype, op, nranks)
+        spec = KernelSpec(*wanted)
         for looped in (False, True):
             found.append(disassemble(spec, looped=looped))
             print(found[-1], flush=True)

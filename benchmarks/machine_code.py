@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shmemar.config import Config
 from shmemar.errors import ShmemarError
 from shmemar.host.launch import compile_ptx
-from shmemar.layout import DEFAULT_SCRATCH_NBYTES
+from shmemar.host.scratch import layout_for
 
 if TYPE_CHECKING:
     from shmemar.spec import KernelSpec
@@ -69,7 +70,7 @@ def disassemble(spec: KernelSpec, *, rank: int = 0, looped: bool = False) -> Mac
     missing = [tool for tool in TOOLS if not shutil.which(tool)]
     if missing:
         raise ShmemarError(f"{missing[0]} is not on the PATH; expected CUDA's. Add cuda/bin to it.")
-    layout = spec.fit_layout(DEFAULT_SCRATCH_NBYTES)
+    layout = layout_for(spec, Config())
     ptx = compile_ptx(spec, layout, rank=rank, compute_capability=(9, 0), looped=looped)
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")

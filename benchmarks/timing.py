@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import shmemar
     from shmemar.dtypes import DType
     from shmemar.host.launch import CudaKernel
-    from shmemar.layout import LLLayout
+    from shmemar.layout import AnyLayout
     from shmemar.spec import KernelSpec
 
 __all__ = ["MODES", "Case", "Result", "measure", "why_not"]
@@ -387,7 +387,7 @@ def _graph(comm: shmemar.Communicator, case: Case) -> _Samples:
 
 
 @lru_cache
-def _looped_kernel(spec: KernelSpec, layout: LLLayout, rank: int, device: Any) -> CudaKernel:
+def _looped_kernel(spec: KernelSpec, layout: AnyLayout, rank: int, device: Any) -> CudaKernel:
     from shmemar.host.launch import load_kernel
 
     return load_kernel(spec, layout, rank=rank, device=device, looped=True)

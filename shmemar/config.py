@@ -46,7 +46,8 @@ class Config:
     Attributes:
         backend: ``SHMEMAR_BACKEND``: auto, nvshmem or emulated; an argument of ``init`` goes first.
         kernel: ``SHMEMAR_KERNEL``: pins the algorithm.
-        protocol: ``SHMEMAR_PROTOCOL``: pins the protocol.
+        protocol: ``SHMEMAR_PROTOCOL``: pins the protocol; pull or push of kernels with barriers, ll
+            or sentinel of the others.
         timeout_s: ``SHMEMAR_TIMEOUT_S``: deadline of a spin in seconds, 0 for none.
         check: ``SHMEMAR_CHECK``: compare every call across ranks.
         multicast: ``SHMEMAR_MULTICAST``: allow kernels that use NVLink multicast.
@@ -91,6 +92,12 @@ class Config:
             if text.strip():
                 values[variable.removeprefix(PREFIX).lower()] = parse(variable, text.strip())
         return cls(**values)
+
+    @property
+    def all_reduce(self) -> tuple[Kernel, Protocol]:
+        """Kernel and protocol of all-reduces: what is pinned, and defaults."""
+        kernel = self.kernel or Kernel.ONE_SHOT
+        return kernel, self.protocol or kernel.default_protocol
 
     def as_variables(self) -> dict[str, str]:
         """The configuration as variables and their text, for comparing and for logs."""

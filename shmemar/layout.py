@@ -23,6 +23,7 @@ A line's epoch e is added up in accumulator e mod 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -34,9 +35,11 @@ __all__ = [
     "DEFAULT_SCRATCH_NBYTES",
     "DEFAULT_TWO_SHOT_SCRATCH_NBYTES",
     "FAILURE_DTYPE",
+    "FLAG_NBYTES",
     "LINE_LANES",
     "LINE_NBYTES",
     "LL_BUFFERS",
+    "MAX_BARRIER_BLOCKS",
     "MAX_LAUNCH_PACKETS",
     "MAX_PACKETS_PER_THREAD",
     "NO_SLOT",
@@ -44,14 +47,19 @@ __all__ = [
     "SENTINEL_BUFFERS",
     "WORDS_PER_PACKET",
     "WORD_NBYTES",
+    "AnyLayout",
+    "BarrierLayout",
     "Grid",
     "LLLayout",
     "accumulator_offset",
+    "barrier_grid",
     "failure_offset",
+    "flag_offset",
     "grid_for",
     "packet_count",
     "packet_offset",
     "share_lines",
+    "staging_offset",
     "vector_packets",
 ]
 
@@ -92,6 +100,13 @@ NO_SLOT = 0xFFFFFFFF
 
 BLOCK_THREADS = 128
 """Threads a block. In trials on an H200 (2026-11-29) 128 was the best from 8 KiB on."""
+
+FLAG_NBYTES = 8
+"""A barrier's flag is a word with 8 bytes to itself: the protocol checker keeps order in units of 8
+bytes, and is to tell the flags of two ranks apart."""
+
+MAX_BARRIER_BLOCKS = 512
+"""Most blocks of a barrier kernel: with a packet a thread 1 MiB is on its way. Not tuned."""
 
 DEFAULT_SCRATCH_NBYTES = 4 << 20
 """Symmetric scratch of the one-shot kernels, per rank."""
@@ -185,7 +200,12 @@ class LLLayout:
     @property
     def nbytes(self) -> int:
         """Bytes of the region."""
-        return self.packets_nbytes + self.accumulators * self.pitch_nbytes
+        return self.packets_nbytes + self.zeroed_nbytes
+
+    @property
+    def zeroed_nbytes(self) -> int:
+        """Bytes of the accumulators, which come last and hold zeros at first."""
+        return self.accumulators * self.pitch_nbytes
 
     @property
     def epochs_nbytes(self) -> int:
@@ -205,6 +225,112 @@ def packet_offset(
     """Byte offset of a packet in a region; kernels compile this very function."""
     buffer = epoch % 2 if nbuffers == 2 else epoch % 3
     return buffer * buffer_nbytes + source * pitch_nbytes + slot * PACKET_NBYTES
+
+
+@dataclass(frozen=True)
+class BarrierLayout:
+    """Where flags and staged packets of a barrier kernel lie in a rank's region.
+
+    Half-open byte ranges, N ranks, B = ``nblocks``, F = ``flags_nbytes``, P = ``pitch_nbytes``::
+
+        even epochs   [0, 8) block 0 from rank 0   [8, 16) from rank 1   ...   [8N, 8N+8) block 1
+        odd epochs    [8BN, 8BN+8) block 0 from rank 0   ...
+        staging       [F, F+P) place 0   [F+P, F+2P) place 1   ...
+        a place       [0, 16) slot 0   [16, 32) slot 1   ...   block b has slots from bC on
+
+    A block has C = ``block_slots`` slots of a place, whatever the grid and the message.
+
+    Attributes:
+        nranks: Ranks of the communicator.
+        nplaces: Places for staged packets (`KernelSpec.nplaces`); 0 for none.
+        nblocks: The most blocks of a launch, fixed for the lifetime of the region.
+        block_slots: Packets that a block stages in one place in a pass: several a thread.
+        block_threads: Threads a block; at least one for each rank.
+    """
+
+    nranks: int
+    nplaces: int
+    nblocks: int
+    block_slots: int
+    block_threads: int = BLOCK_THREADS
+
+    @classmethod
+    def fit(cls, nranks: int, nplaces: int, scratch_nbytes: int) -> BarrierLayout:
+        """Lay out the most blocks, and for each the most slots, that `scratch_nbytes` hold.
+
+        Raises:
+            ConfigurationError: Not even one block fits.
+        """
+        if not nplaces:
+            return cls(nranks, 0, 1, 0)
+        unit = cls(nranks, nplaces, 1, BLOCK_THREADS)
+        nblocks = min(scratch_nbytes // unit.nbytes, MAX_BARRIER_BLOCKS)
+        if nblocks < 1:
+            raise ConfigurationError(
+                f"scratch_nbytes is {scratch_nbytes}; expected at least {unit.nbytes} for a kernel "
+                f"with barriers of {nranks} ranks. Raise it, or unset SHMEMAR_SCRATCH_NBYTES or "
+                "SHMEMAR_TWO_SHOT_SCRATCH_NBYTES."
+            )
+        each = cls(nranks, nplaces, nblocks, BLOCK_THREADS)
+        rounds = (scratch_nbytes - each.flags_nbytes) // (nplaces * each.pitch_nbytes)
+        rounds = min(rounds, MAX_LAUNCH_PACKETS // each.nslots)
+        return cls(nranks, nplaces, nblocks, rounds * BLOCK_THREADS)
+
+    @property
+    def nslots(self) -> int:
+        """Slots of a place."""
+        return self.nblocks * self.block_slots
+
+    @property
+    def flags_nbytes(self) -> int:
+        """Bytes of the flags."""
+        return 2 * self.nblocks * self.nranks * FLAG_NBYTES
+
+    @property
+    def pitch_nbytes(self) -> int:
+        """Bytes of a place."""
+        return self.nslots * PACKET_NBYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the region."""
+        return self.flags_nbytes + self.nplaces * self.pitch_nbytes
+
+    @property
+    def zeroed_nbytes(self) -> int:
+        """Bytes that hold zeros at first: all."""
+        return self.nbytes
+
+    @property
+    def epochs_nbytes(self) -> int:
+        """Bytes of the epoch words: one a block, in the rank's own memory."""
+        return self.nblocks * WORD_NBYTES
+
+    def flag_offset(self, epoch: int, block: int, source: int) -> int:
+        """Byte offset of the flag that `block` of the rank `source` sets at `epoch`."""
+        return flag_offset(epoch, block, source, self.nblocks, self.nranks)
+
+    def staging_offset(self, place: int, block: int, slot: int) -> int:
+        """Byte offset of a staged packet: `slot` of those of a block."""
+        return staging_offset(
+            place, block, slot, self.flags_nbytes, self.pitch_nbytes, self.block_slots
+        )
+
+
+AnyLayout: TypeAlias = LLLayout | BarrierLayout
+"""Of any kernel's scratch."""
+
+
+def flag_offset(epoch: int, block: int, source: int, nblocks: int, nranks: int) -> int:
+    """Byte offset of a barrier's flag in a region; kernels compile this very function."""
+    return (((epoch & 1) * nblocks + block) * nranks + source) * FLAG_NBYTES
+
+
+def staging_offset(
+    place: int, block: int, slot: int, flags_nbytes: int, pitch_nbytes: int, block_slots: int
+) -> int:
+    """Byte offset of a staged packet in a region; kernels compile this very function."""
+    return flags_nbytes + place * pitch_nbytes + (block * block_slots + slot) * PACKET_NBYTES
 
 
 def accumulator_offset(epoch: int, slot: int, packets_nbytes: int, pitch_nbytes: int) -> int:
@@ -271,3 +397,17 @@ def grid_for(
     blocks = -(-ngroups * lanes // BLOCK_THREADS)
     limit = layout.nslots * lanes // (BLOCK_THREADS * packets_per_thread)
     return Grid(min(blocks, limit, max_blocks or limit), BLOCK_THREADS)
+
+
+def barrier_grid(ngroups: int, layout: BarrierLayout, *, max_blocks: int | None = None) -> Grid:
+    """Choose the grid of a barrier kernel: a thread for each packet, as far as blocks reach.
+
+    A pure function of arguments that are equal on all ranks; threads go on to further packets.
+
+    Args:
+        ngroups: Packets, of two-shot kernels those of a share (`KernelSpec.group_count`).
+        layout: Layout of the region.
+        max_blocks: Cap on the blocks, such as those that are resident at once; None for no cap.
+    """
+    blocks = -(-ngroups // layout.block_threads)
+    return Grid(min(blocks, layout.nblocks, max_blocks or blocks), layout.block_threads)

@@ -22,6 +22,7 @@ from shmemar.layout import (
 
 __all__ = [
     "MAX_RANKS",
+    "PACKET_PROTOCOLS",
     "PART_RANKS",
     "WIDE_RANKS",
     "Backend",
@@ -68,36 +69,67 @@ class Kernel(Enum):
     TWO_SHOT = "two_shot"
     BROADCAST = "broadcast"
     LL128_ATOMIC = "ll128_atomic"
+    BARRIER_ONE_SHOT = "barrier_one_shot"
+    BARRIER_TWO_SHOT = "barrier_two_shot"
+    BARRIER = "barrier"
 
     @property
     def reduces(self) -> bool:
         """True of those that all-reduce, which are the ones to be pinned."""
-        return self is not Kernel.BROADCAST
+        return self not in (Kernel.BROADCAST, Kernel.BARRIER)
+
+    @property
+    def is_two_shot(self) -> bool:
+        """True of those in which each rank reduces a share of the data."""
+        return self in (Kernel.TWO_SHOT, Kernel.BARRIER_TWO_SHOT, Kernel.LL128_ATOMIC)
+
+    @property
+    def has_barriers(self) -> bool:
+        """True of those whose blocks meet those of the peers."""
+        return self in (Kernel.BARRIER_ONE_SHOT, Kernel.BARRIER_TWO_SHOT, Kernel.BARRIER)
+
+    @property
+    def protocols(self) -> tuple[Protocol, ...]:
+        """What it may be combined with, the default first."""
+        if self is Kernel.BROADCAST:
+            return (Protocol.LL,)
+        if self is Kernel.BARRIER:
+            return (Protocol.PUSH,)
+        if self is Kernel.BARRIER_ONE_SHOT:
+            return Protocol.PULL, Protocol.PUSH
+        if self is Kernel.BARRIER_TWO_SHOT:
+            return Protocol.PUSH, Protocol.PULL
+        if self is Kernel.LL128_ATOMIC:
+            return (Protocol.SENTINEL,)
+        return PACKET_PROTOCOLS
+
+    @property
+    def default_protocol(self) -> Protocol:
+        """What it is combined with where nothing else is asked for."""
+        return self.protocols[0]
 
     @property
     def is_deterministic(self) -> bool:
         """True of those that give the same bits from run to run."""
         return self is not Kernel.LL128_ATOMIC
 
-    @property
-    def protocols(self) -> tuple[Protocol, ...]:
-        """The protocols that it may have, the default one first."""
-        return _PROTOCOLS[self]
-
 
 class Protocol(Enum):
-    """How a reader knows that data has arrived, as ``SHMEMAR_PROTOCOL`` names it."""
+    """How data gets to a reader who knows that it has arrived, as ``SHMEMAR_PROTOCOL`` names it.
+
+    ``ll`` and ``sentinel`` are packets that say so themselves. Between barriers a reader loads data
+    from its peers (``pull``), or they store it to the reader (``push``).
+    """
 
     LL = "ll"
     SENTINEL = "sentinel"
+    PULL = "pull"
+    PUSH = "push"
 
 
-_PROTOCOLS = {
-    Kernel.ONE_SHOT: (Protocol.LL, Protocol.SENTINEL),
-    Kernel.TWO_SHOT: (Protocol.LL, Protocol.SENTINEL),
-    Kernel.BROADCAST: (Protocol.LL,),
-    Kernel.LL128_ATOMIC: (Protocol.SENTINEL,),
-}
+PACKET_PROTOCOLS = (Protocol.LL, Protocol.SENTINEL)
+"""Those of kernels without barriers."""
+
 
 _MARK_BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 """Bits of a significand: so many ranks can each add a power of two of their own, in any order, and
@@ -131,11 +163,7 @@ class KernelSpec:
                 f"op is {self.op.value!r}, which {self.dtype.name} does not define ({why})."
             )
         if self.protocol not in self.kernel.protocols:
-            names = " or ".join(each.value for each in self.kernel.protocols)
-            raise ArgumentError(
-                f"protocol is {self.protocol.value}, and kernel {self.kernel.value}; expected "
-                f"protocol {names}. Unset SHMEMAR_PROTOCOL, or set it to that."
-            )
+            raise ArgumentError(self._why_another_protocol())
         if self.kernel is Kernel.LL128_ATOMIC:
             self._require_atomic_additions()
         if self.protocol is Protocol.SENTINEL and self.dtype.is_integer:
@@ -144,6 +172,22 @@ class KernelSpec:
                 "data, so that none is left to mean an empty slot; expected protocol ll. Unset "
                 "SHMEMAR_PROTOCOL, or set it to ll."
             )
+
+    def _why_another_protocol(self) -> str:
+        why = "whose packets say themselves that they have arrived"
+        if self.kernel.has_barriers:
+            why = "whose barriers say that data have arrived"
+        elif self.kernel is Kernel.BROADCAST:
+            why = "which moves every bit as it is"
+        elif self.kernel is Kernel.LL128_ATOMIC:
+            why = "whose sums are floats"
+        expected = " or ".join(each.value for each in self.kernel.protocols)
+        others = [each.value for each in Kernel if each.reduces and self.protocol in each.protocols]
+        return (
+            f"protocol is {self.protocol.value}, and kernel {self.kernel.value}, {why}; expected "
+            f"protocol {expected}. Unset SHMEMAR_PROTOCOL, or set it to one of these; "
+            f"{self.protocol.value} is for SHMEMAR_KERNEL={' or '.join(others)}."
+        )
 
     def _require_atomic_additions(self) -> None:
         instead = "Use kernel two_shot (SHMEMAR_KERNEL)."
@@ -166,13 +210,27 @@ class KernelSpec:
 
     @property
     def payload_nbytes(self) -> int:
-        """Data bytes in a packet: half of it with LL's flags, all of it with a sentinel."""
+        """Data bytes in a packet: half of it with LL's flags, else all of it."""
         return PACKET_NBYTES // 2 if self.protocol is Protocol.LL else PACKET_NBYTES
 
     @property
     def nbuffers(self) -> int:
-        """Buffers that a slot's epochs take in turn."""
+        """Buffers that a slot's epochs take in turn, of kernels without barriers."""
         return LL_BUFFERS if self.protocol is Protocol.LL else SENTINEL_BUFFERS
+
+    @property
+    def nplaces(self) -> int:
+        """Places of a barrier kernel for what a pass stages (`shmemar.layout.BarrierLayout`).
+
+        One-shot: two buffers of the own input, or of every rank's. Two-shot: for every rank's share
+        of the own input and for the own result, or for what every rank sends of the own share and
+        for every rank's result.
+        """
+        if not self.kernel.has_barriers or not self.kernel.reduces:
+            return 0
+        if self.protocol is Protocol.PUSH:
+            return 2 * self.nranks
+        return self.nranks + 1 if self.kernel.is_two_shot else 2
 
     @property
     def unit_words(self) -> int:
@@ -207,7 +265,7 @@ class KernelSpec:
         if self.kernel is Kernel.LL128_ATOMIC:
             lines = share_lines(packet_count(nbytes, LINE_NBYTES), self.nranks, self.line_elements)
             return lines * LINE_LANES
-        owners = self.nranks if self.kernel is Kernel.TWO_SHOT else 1
+        owners = self.nranks if self.kernel.is_two_shot else 1
         return packet_count(nbytes, self.payload_nbytes * self.packets_per_thread * owners)
 
     @property

@@ -19,7 +19,7 @@ from shmemar.layout import (
     LLLayout,
     packet_count,
 )
-from shmemar.spec import MAX_RANKS, KernelSpec, Protocol
+from shmemar.spec import MAX_RANKS, PACKET_PROTOCOLS, KernelSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,11 +104,11 @@ class BufferSpec:
         for name, value in (("threads", threads), ("slots", slots)):
             if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
                 raise ArgumentError(f"{name} is {value!r}; expected a positive integer.")
-        try:
-            protocol = Protocol(protocol)
-        except ValueError:
-            names = ", ".join(each.value for each in Protocol)
-            raise ArgumentError(f"protocol is {protocol!r}; expected one of {names}.") from None
+        names = {each.value: each for each in PACKET_PROTOCOLS}
+        given = protocol.value if isinstance(protocol, Protocol) else protocol
+        if not isinstance(given, str) or given not in names:
+            raise ArgumentError(f"protocol is {given!r}; expected one of {', '.join(names)}.")
+        protocol = names[given]
         if protocol is Protocol.SENTINEL and scalar.kind in "iu":
             raise ArgumentError(
                 f"protocol is sentinel, and dtype {scalar.name}, in which every value may be data, "

@@ -40,7 +40,15 @@ from shmemar.host.user_kernels import (
     type_of,
     view_of,
 )
-from shmemar.layout import MAX_LAUNCH_PACKETS, WORD_NBYTES, Grid, grid_for
+from shmemar.layout import (
+    BLOCK_THREADS,
+    MAX_LAUNCH_PACKETS,
+    WORD_NBYTES,
+    BarrierLayout,
+    Grid,
+    barrier_grid,
+    grid_for,
+)
 from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 
@@ -210,6 +218,38 @@ class Communicator:
         with self._runtime.active():
             return self._broadcast(x, root, stream)
 
+    def barrier(self, *, stream: Any = None) -> None:
+        """Let the work that is enqueued behind it wait for all ranks to come to it.
+
+        Collective: every rank calls it, in the same order as its other calls.
+
+        What a stream enqueues behind the barrier starts on no rank before the barrier has started
+        on all of them; what was enqueued before it on the same stream, there, has ended then. So a
+        kernel behind it may read what kernels of any rank wrote before it, also to symmetric memory
+        of its own, and overwrite what they read. On GPUs the host does not wait: the call returns
+        when the work is enqueued. To make hosts wait for one another use `host_barrier`.
+
+        Args:
+            stream: As of `allreduce`; by default the legacy default stream. It may be captured into
+                a CUDA graph once a barrier was called before. Emulated, it must be None.
+
+        Raises:
+            ArgumentError: `stream`; nothing was launched.
+            BackendUnavailableError, ClosedError, MismatchError, CollectiveTimeoutError,
+            DeviceError: As of `allreduce`.
+
+        Example::
+
+            comm.launch(fill_my_neighbours_inbox, buffer, inboxes)
+            comm.barrier()
+            comm.launch(read_my_inbox, buffer, inboxes)
+
+        Source: unicast flags, :mod:`shmemar.device.barrier`.
+        """
+        self._require_usable()
+        with self._runtime.active():
+            self._barrier(stream)
+
     def _allreduce(self, x: Any, out: Any, op: str | ReduceOp, stream: Any) -> Any:
         self._ncalls += 1
         error: ShmemarError | None = None
@@ -263,6 +303,25 @@ class Communicator:
             spec = KernelSpec(Kernel.BROADCAST, Protocol.LL, operand.dtype, ReduceOp.SUM, self.size)
             self._launch(spec, operand, operand, handle, root)
         return x
+
+    def _barrier(self, stream: Any) -> None:
+        self._ncalls += 1
+        error: ShmemarError | None = None
+        try:
+            handle = self._runtime.stream(stream, None)
+        except ShmemarError as caught:
+            error = caught
+        if self._config.check:
+            self._compare_calls("barrier", {}, error)
+        elif error is not None:
+            raise error
+        nothing = Operand(0, 0, DTYPES["uint32"])
+        spec = KernelSpec(Kernel.BARRIER, Protocol.PUSH, nothing.dtype, ReduceOp.SUM, self.size)
+        kernel, scratch = self._prepare(spec, handle)
+        arguments = self._arguments(spec, scratch, nothing, nothing)
+        self._enqueue(spec, kernel, Grid(1, BLOCK_THREADS), arguments, handle)
+        if self._runtime.is_synchronous:
+            self._require_usable()
 
     def ll_buffer(
         self, dtype: Any, *, threads: int, slots: int = 1, protocol: str | Protocol = "ll"
@@ -560,9 +619,15 @@ class Communicator:
         )
 
     def _spec(self, dtype: DType, op: ReduceOp) -> KernelSpec:
-        kernel = self._config.kernel or Kernel.ONE_SHOT
-        protocol = self._config.protocol or kernel.protocols[0]
-        return KernelSpec(kernel, protocol, dtype, op, self.size)
+        return KernelSpec(*self._config.all_reduce, dtype, op, self.size)
+
+    def _prepare(self, spec: KernelSpec, stream: int) -> tuple[CompiledKernel, Scratch]:
+        """Compile a kernel and allocate its scratch. Collective when it is asked for first."""
+        with self._breaks_on_timeout():
+            if self._scratch_key(spec) not in self._scratches:
+                self._runtime.refuse_capture(spec.name, stream)
+            kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream)
+            return kernel, self._scratch_for(spec)
 
     def _launch(
         self,
@@ -572,11 +637,7 @@ class Communicator:
         stream: int,
         root: int = 0,
     ) -> None:
-        with self._breaks_on_timeout():
-            if self._scratch_key(spec) not in self._scratches:
-                self._runtime.refuse_capture(spec.name, stream)
-            kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream)
-            scratch = self._scratch_for(spec)
+        kernel, scratch = self._prepare(spec, stream)
         longest = MAX_LAUNCH_PACKETS * spec.payload_nbytes // source.dtype.itemsize
         for start in range(0, source.count, longest):
             part = source.part(start, longest)
@@ -626,12 +687,16 @@ class Communicator:
         return [*self._scratches.values(), *(each.scratch for each in self._user_scratches)]
 
     def _grid(self, spec: KernelSpec, source: Operand, kernel: CompiledKernel) -> Grid:
+        ngroups, layout = spec.group_count(source.nbytes), layout_for(spec, self._config)
+        max_blocks = self._max_blocks(kernel)
+        if isinstance(layout, BarrierLayout):
+            return barrier_grid(ngroups, layout, max_blocks=max_blocks)
         return grid_for(
-            spec.group_count(source.nbytes),
-            layout_for(spec, self._config),
+            ngroups,
+            layout,
             packets_per_thread=spec.packets_per_thread,
             lanes=spec.lanes,
-            max_blocks=self._max_blocks(kernel),
+            max_blocks=max_blocks,
         )
 
     def _max_blocks(self, kernel: CompiledKernel) -> int | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shmemar.device.kernels import AnyArguments
     from shmemar.host.interop import Operand
     from shmemar.host.symmetric import SymmetricArray
-    from shmemar.layout import Grid, LLLayout
+    from shmemar.layout import AnyLayout, Grid
     from shmemar.spec import Backend
     from shmemar.user_spec import AnyKernelSpec
 
@@ -94,7 +94,7 @@ class Runtime(Protocol):
             ArgumentError: It is.
         """
 
-    def compile(self, spec: AnyKernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
+    def compile(self, spec: AnyKernelSpec, layout: AnyLayout, stream: int) -> CompiledKernel:
         """Compile and load a kernel for use on `stream`, unless that was done before.
 
         Collective: no rank returns before all have loaded it.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import CompiledKernel, Memory
     from shmemar.host.interop import Operand
-    from shmemar.layout import Grid, LLLayout
+    from shmemar.layout import AnyLayout, Grid
     from shmemar.user_spec import AnyKernelSpec
 
 __all__ = ["EmulatedRuntime"]
@@ -90,7 +90,7 @@ class EmulatedRuntime:
         """
         self._bootstrap = bootstrap
         self._compile_timeout_s = compile_timeout_s
-        self._kernels: dict[tuple[AnyKernelSpec, LLLayout], CompiledKernel] = {}
+        self._kernels: dict[tuple[AnyKernelSpec, AnyLayout], CompiledKernel] = {}
         if not bootstrap.shares_memory():
             raise BackendUnavailableError(
                 "the emulated backend needs all ranks on one host, as they share memory; they are "
@@ -115,7 +115,7 @@ class EmulatedRuntime:
     def refuse_capture(self, name: str, stream: int) -> None:
         """Nothing is captured here."""
 
-    def compile(self, spec: AnyKernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
+    def compile(self, spec: AnyKernelSpec, layout: AnyLayout, stream: int) -> CompiledKernel:
         """Compile with njit. Collective: all ranks have compiled when it returns."""
         key = spec, layout
         if key not in self._kernels:
@@ -175,7 +175,7 @@ class EmulatedRuntime:
 
 
 @cache
-def _compile(spec: AnyKernelSpec, layout: LLLayout) -> Callable[..., None]:
+def _compile(spec: AnyKernelSpec, layout: AnyLayout) -> Callable[..., None]:
     from numba import njit, types
 
     from shmemar.device import kernels, native

@@ -33,7 +33,10 @@ def failure_from(read: Callable[[], bytes], timeout_s: float) -> CollectiveTimeo
     missing = tuple(rank for rank in range(bits.bit_length()) if bits >> rank & 1)
     block, thread = divmod(int(record["thread"]), int(record["block_threads"]))
     name, protocol, packets_per_slot = describe_code(int(record["kernel"]))
-    if record["slot"] == NO_SLOT:
+    if protocol in (Protocol.PULL, Protocol.PUSH):
+        where = "its block's barrier"
+        expected, seen = (f"{record[name]:#x}" for name in ("expected", "seen"))
+    elif record["slot"] == NO_SLOT:
         where, expected, seen = "a signal", f"{record['expected']} or more", str(record["seen"])
     else:
         where = f"slot {record['slot'] // packets_per_slot}"

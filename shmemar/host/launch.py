@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shmemar.layout import Grid, LLLayout
+    from shmemar.layout import AnyLayout, Grid
     from shmemar.user_spec import AnyKernelSpec
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 
 def compile_ptx(
     spec: AnyKernelSpec,
-    layout: LLLayout,
+    layout: AnyLayout,
     *,
     rank: int,
     compute_capability: tuple[int, int],
@@ -192,7 +192,7 @@ class CudaKernel:
 
 def load_kernel(
     spec: AnyKernelSpec,
-    layout: LLLayout,
+    layout: AnyLayout,
     *,
     rank: int,
     device: Any,

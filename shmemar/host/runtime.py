@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shmemar.host.contract import CompiledKernel, Memory
     from shmemar.host.interop import Operand
     from shmemar.host.symmetric import SymmetricArray
-    from shmemar.layout import Grid, LLLayout
+    from shmemar.layout import AnyLayout, Grid
     from shmemar.user_spec import AnyKernelSpec
 
 __all__ = ["NvshmemRuntime", "bound_gpu", "nvshmem_version", "why_no_gpu"]
@@ -240,7 +240,7 @@ class NvshmemRuntime:
         """
         self._bootstrap = bootstrap
         self._compile_timeout_s = compile_timeout_s
-        self._kernels: dict[tuple[AnyKernelSpec, LLLayout], CudaKernel] = {}
+        self._kernels: dict[tuple[AnyKernelSpec, AnyLayout], CudaKernel] = {}
         local_rank = bootstrap.local_rank()
         self._device = bootstrap.together(
             lambda: bind_gpu(device, local_rank, _Job.current and _Job.current.device), "bind a GPU"
@@ -320,7 +320,7 @@ class NvshmemRuntime:
                 "allocates its scratch. Make the same call once outside of it."
             )
 
-    def compile(self, spec: AnyKernelSpec, layout: LLLayout, stream: int) -> CompiledKernel:
+    def compile(self, spec: AnyKernelSpec, layout: AnyLayout, stream: int) -> CompiledKernel:
         """Compile to a cubin and load it. Collective.
 
         Raises:

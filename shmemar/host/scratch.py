@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from shmemar.device.packet import SENTINEL
 from shmemar.errors import CollectiveTimeoutError
-from shmemar.spec import Kernel, Protocol
+from shmemar.layout import BarrierLayout
+from shmemar.spec import Protocol
 
 if TYPE_CHECKING:
     from shmemar.config import Config
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import Memory, Runtime
     from shmemar.host.heap import SymmetricHeap
-    from shmemar.layout import LLLayout
+    from shmemar.layout import AnyLayout
     from shmemar.spec import KernelSpec
 
 __all__ = ["Scratch", "layout_for", "make_scratch"]
@@ -26,27 +27,29 @@ class Scratch:
 
     Attributes:
         layout: Where things lie.
-        region: Symmetric memory for packets.
+        region: Symmetric memory for packets, or for flags and staged data.
         epochs: The rank's own epoch words.
     """
 
-    layout: LLLayout
+    layout: AnyLayout
     region: Memory
     epochs: Memory
 
 
-def layout_for(spec: KernelSpec, config: Config) -> LLLayout:
+def layout_for(spec: KernelSpec, config: Config) -> AnyLayout:
     """Lay out the scratch of a kernel and protocol, as large as it is configured.
 
     Raises:
         ConfigurationError: That is too small for the number of ranks.
     """
-    has_shares = spec.kernel in (Kernel.TWO_SHOT, Kernel.LL128_ATOMIC)
-    return spec.fit_layout(config.two_shot_scratch_nbytes if has_shares else config.scratch_nbytes)
+    nbytes = config.two_shot_scratch_nbytes if spec.kernel.is_two_shot else config.scratch_nbytes
+    if spec.kernel.has_barriers:
+        return BarrierLayout.fit(spec.nranks, spec.nplaces, nbytes)
+    return spec.fit_layout(nbytes)
 
 
 def make_scratch(
-    layout: LLLayout,
+    layout: AnyLayout,
     protocol: Protocol,
     bootstrap: Bootstrap,
     heap: SymmetricHeap,
@@ -58,7 +61,7 @@ def make_scratch(
         BackendUnavailableError: There is no room for it; on every rank.
     """
     word = SENTINEL if protocol is Protocol.SENTINEL else 0
-    region = heap.allocate(layout.nbytes, word, layout.nbytes - layout.packets_nbytes)
+    region = heap.allocate(layout.nbytes, word, layout.zeroed_nbytes)
     try:
         epochs = bootstrap.together(
             lambda: runtime.allocate_private(layout.epochs_nbytes), "allocate epoch words"

@@ -24,6 +24,8 @@ from shmemar.host.emulation import EmulatedRuntime
 from shmemar.host.litmus import lines_verdict
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
+from shmemar.host.scratch import layout_for
+from shmemar.layout import LLLayout
 from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel, KernelSpec
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ def init(
     try:
         bootstrap.raise_together(error, "read the configuration")
         _compare(config, chosen, bootstrap)
+        _check_pins(config)
         _check_size(bootstrap.size, config)
         made = _communicator(bootstrap, config, chosen, device)
     except CollectiveTimeoutError:
@@ -193,20 +196,31 @@ def _configure(
     return config, chosen
 
 
+def _check_pins(config: Config) -> None:
+    kernel, protocol = config.all_reduce
+    if protocol not in kernel.protocols:
+        pinned = kernel.value if config.kernel else f"not set, so {kernel.value}"
+        expected = " or ".join(each.value for each in kernel.protocols)
+        others = [each.value for each in Kernel if each.reduces and protocol in each.protocols]
+        raise ConfigurationError(
+            f"SHMEMAR_PROTOCOL is {protocol.value!r}, and SHMEMAR_KERNEL {pinned}; expected "
+            f"protocol {expected}, or kernel {' or '.join(others)}. Correct or unset one of them."
+        )
+
+
 def _check_size(nranks: int, config: Config) -> None:
     if nranks > MAX_RANKS:
         raise ConfigurationError(f"comm has {nranks} ranks; expected {MAX_RANKS} at most.")
-    kernel = config.kernel or Kernel.ONE_SHOT
-    protocol = config.protocol or kernel.protocols[0]
     try:
-        unit = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks)
+        unit = KernelSpec(*config.all_reduce, DTYPES["float32"], ReduceOp.SUM, nranks)
     except ArgumentError as error:
         raise ConfigurationError(str(error)) from None
     for name in ("scratch_nbytes", "two_shot_scratch_nbytes"):
         nbytes = getattr(config, name)
         if nbytes > MAX_SCRATCH_NBYTES:
             raise ConfigurationError(f"{name} is {nbytes}; expected {MAX_SCRATCH_NBYTES} at most.")
-        unit.fit_layout(nbytes)
+        LLLayout.fit(nranks, nbytes, unit.nbuffers)
+    layout_for(unit, config)
 
 
 def _member(enum: type[E], name: str, value: Any) -> E:

@@ -288,6 +288,40 @@ def test_a_graph_replays_between_eager_calls(
     assert agree(wrong) == [0] * comm.size
 
 
+@pytest.mark.parametrize(
+    "kernel", ["", "barrier_one_shot", "barrier_two_shot"], ids=["default", "one_shot", "two_shot"]
+)
+def test_a_graph_holds_barriers(
+    world: Any, backend: str, agree: Any, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    """Between all-reduces, with barriers or without, and eager barriers between replays."""
+    import cupy
+
+    monkeypatch.setenv("SHMEMAR_KERNEL", kernel)
+    with shmemar.init(world, backend=backend) as comm:
+        x, y = cupy.zeros(3000, "f4"), cupy.zeros(3000, "f4")
+        comm.allreduce(x, out=y)  # loads the kernels
+        comm.barrier()
+
+        def body(stream: Any) -> None:
+            for _ in range(3):
+                comm.barrier(stream=stream)
+                comm.allreduce(x, out=y, stream=stream)
+
+        replay = capture_with_cupy(body)
+        wrong = 0
+        for call in range(100):
+            x.set(inputs(comm, 3000, call))
+            y.fill(cupy.nan)
+            cupy.cuda.Device().synchronize()
+            replay()
+            wrong += count_wrong(y.get(), results(comm, 3000, call))
+            if call % 3 == 0:
+                comm.barrier()
+        del replay
+        assert agree(wrong) == [0] * comm.size
+
+
 def add_one(ll: Any, thread: int, nthreads: int, x: Any, y: Any) -> None:
     for i in range(thread, x.size, nthreads):
         ll.bcast(0, x[i])

@@ -9,25 +9,31 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import shmemar
 from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
 from shmemar.host.exact import numpy_dtype
-from shmemar.layout import LINE_LANES, LLLayout
+from shmemar.host.scratch import layout_for
+from shmemar.layout import BLOCK_THREADS, LINE_LANES, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol, why_impossible
 from tests.distributed.checked import Checked, random_floats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import shmemar
     from shmemar.host.arrays import Arrays
 
     Pinned = Callable[..., shmemar.Communicator]
 
 FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
 VARIANTS = [
-    (kernel, protocol) for kernel in Kernel if kernel.reduces for protocol in kernel.protocols
+    (kernel, protocol)
+    for kernel in Kernel
+    if kernel.reduces
+    for protocol in kernel.protocols
+    # Each takes a few compilations. Of those with barriers, two ranks run what others don't.
+    if not kernel.has_barriers or MPI.COMM_WORLD.size == 2 or protocol is kernel.default_protocol
 ]
 COUNTS = 1, 2, 3, 5, 8, 13, 31, 64, 100, 255, 256, 257, 1000
 
@@ -111,16 +117,48 @@ def test_either_side_of_a_pass_boundary_is_exact(
 ) -> None:
     comm = pinned(kernel, protocol, one_block=True)
     spec = KernelSpec(kernel, protocol, FLOAT, SUM, comm.size)
-    owners = 1 if kernel is Kernel.ONE_SHOT else comm.size
-    # A launch has as many threads as the scratch has slots, in whole blocks of two packets each.
-    chunks = 256 - LINE_LANES if kernel is Kernel.LL128_ATOMIC else 256  # a line is no data
-    per_pass = chunks * spec.payload_nbytes // FLOAT.itemsize * owners
+    owners = comm.size if kernel.is_two_shot else 1
+    # A launch has as many threads as the scratch has slots, in whole blocks.
+    nslots = layout_for(spec, comm._config).nslots
+    if kernel is Kernel.LL128_ATOMIC:
+        nslots -= LINE_LANES  # of the extra line, which is no data
+    per_pass = nslots * spec.payload_nbytes // FLOAT.itemsize * owners
     reduce = Checked(comm, arrays)
     for npasses in (1, 2, 3, 7):
         for count in (npasses * per_pass - 1, npasses * per_pass, npasses * per_pass + 1):
             reduce("float32", SUM, count)
             reduce("float32", SUM, count, offset=1, in_place=True)
     assert agree(reduce.wrong) == [[]] * comm.size
+
+
+@pytest.mark.parametrize(
+    ("kernel", "protocol"), [(Kernel.BARRIER_TWO_SHOT, Protocol.PUSH)], ids=["barrier_two_shot"]
+)
+def test_threads_stage_several_packets_in_a_pass(
+    world: Any,
+    backend: str,
+    arrays: Arrays,
+    agree: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: Kernel,
+    protocol: Protocol,
+) -> None:
+    monkeypatch.setattr("shmemar.layout.MAX_BARRIER_BLOCKS", 2)
+    monkeypatch.setenv("SHMEMAR_KERNEL", kernel.value)
+    monkeypatch.setenv("SHMEMAR_PROTOCOL", protocol.value)
+    spec = KernelSpec(kernel, protocol, FLOAT, SUM, world.size)
+    for variable in ("SHMEMAR_SCRATCH_NBYTES", "SHMEMAR_TWO_SHOT_SCRATCH_NBYTES"):
+        monkeypatch.setenv(variable, str(spec.nplaces * 7 * BLOCK_THREADS * 16))
+    with shmemar.init(world, backend=backend) as comm:
+        layout: Any = layout_for(spec, comm._config)
+        reduce = Checked(comm, arrays)
+        per_block = BLOCK_THREADS * 4 * (comm.size if kernel.is_two_shot else 1)
+        for nblocks in (1, 2, 3, 5, 6, 7, 13):
+            for count in (nblocks * per_block - 1, nblocks * per_block, nblocks * per_block + 5):
+                reduce("float32", SUM, count, offset=count % 3, in_place=count % 2 == 0)
+        # Two blocks of three packets a thread.
+        shape = layout.nblocks, layout.block_slots
+        assert agree((shape, reduce.wrong)) == [((2, 3 * BLOCK_THREADS), [])] * comm.size
 
 
 def test_kernels_and_sizes_at_random_one_rank_late(

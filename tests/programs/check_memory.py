@@ -12,12 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from shmemar.config import Config
 from shmemar.device.kernels import KernelArguments
 from shmemar.device.packet import SENTINEL
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.exact import count_wrong, exact_input, exact_result
 from shmemar.host.launch import load_kernel
-from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES, LLLayout, grid_for
+from shmemar.host.scratch import layout_for
+from shmemar.layout import (
+    FAILURE_DTYPE,
+    WORD_NBYTES,
+    BarrierLayout,
+    LLLayout,
+    barrier_grid,
+    grid_for,
+)
 from shmemar.spec import Kernel, KernelSpec, Protocol
 
 COUNTS = 1, 2, 257, 1500
@@ -42,7 +51,8 @@ def count_wrong_of(spec: KernelSpec, *, beyond: int) -> int:
     from cuda.core import Device
 
     dtype, op, nranks = spec.dtype, spec.op, spec.nranks
-    layout = LLLayout(nranks, 256, spec.nbuffers, spec.accumulators)
+    nbytes = LLLayout(nranks, 256, spec.nbuffers, spec.accumulators).nbytes
+    layout = layout_for(spec, Config(scratch_nbytes=nbytes, two_shot_scratch_nbytes=nbytes))
     device = Device()
     kernels = [load_kernel(spec, layout, rank=rank, device=device) for rank in range(nranks)]
     regions, epochs, broken, records = (
@@ -51,7 +61,8 @@ def count_wrong_of(spec: KernelSpec, *, beyond: int) -> int:
     )
     if spec.protocol is Protocol.SENTINEL:
         for region in regions:
-            region.view(np.uint32)[: layout.packets_nbytes // WORD_NBYTES] = SENTINEL
+            packets_nbytes = layout.nbytes - layout.zeroed_nbytes
+            region.view(np.uint32)[: packets_nbytes // WORD_NBYTES] = SENTINEL
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(nranks)]
     wrong = 0
     for call, count in enumerate(COUNTS):
@@ -63,12 +74,13 @@ def count_wrong_of(spec: KernelSpec, *, beyond: int) -> int:
             x.set(exact_input(dtype, op, count, rank=rank, call=call))
             arrays.append((x, cupy.zeros(count, dtype.name)))
         device.sync()
-        grid = grid_for(
-            spec.group_count(count * dtype.itemsize),
-            layout,
-            packets_per_thread=spec.packets_per_thread,
-            lanes=spec.lanes,
-        )
+        ngroups = spec.group_count(count * dtype.itemsize)
+        if isinstance(layout, BarrierLayout):
+            grid = barrier_grid(ngroups, layout)
+        else:
+            grid = grid_for(
+                ngroups, layout, packets_per_thread=spec.packets_per_thread, lanes=spec.lanes
+            )
         for rank, (x, out) in enumerate(arrays):
             arguments = KernelArguments.of_message(
                 spec,

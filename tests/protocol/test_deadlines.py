@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shmemar.device import watchdog
+from shmemar.device import barrier, watchdog
 from shmemar.device.groups import WARP_THREADS
 from shmemar.device.interpreter import running
 from shmemar.device.kernels import KernelArguments, build, one_shot_wide
 from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host.checker.calls import barrier_layout_of
 from shmemar.host.checker.hostile_machine import HostileMachine
 from shmemar.host.checker.memory_map import MemoryMap, Span
 from shmemar.host.checker.schedule import schedule_of
 from shmemar.host.checker.threads import Launch
 from shmemar.host.checker.verdict import ProtocolError, Verdict
 from shmemar.host.failure import failure_from
-from shmemar.layout import FAILURE_DTYPE, LINE_LANES, LLLayout
+from shmemar.layout import FAILURE_DTYPE, LINE_LANES, BarrierLayout, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from shmemar.device.interpreter import Order
     from shmemar.host.checker.memory_map import Area
+    from shmemar.layout import AnyLayout
 
 LAYOUT = LLLayout(3, nslots=4)
 SPEC = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 3)
@@ -49,6 +51,7 @@ def _looks_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the clock every 4 polls, which the interpreter's pace asks for."""
     monkeypatch.setattr("shmemar.device.packet_buffer.POLLS_PER_LOOK", 4)
     monkeypatch.setattr("shmemar.device.ll128.POLLS_PER_LOOK", 4)
+    monkeypatch.setattr("shmemar.device.barrier.POLLS_PER_LOOK", 4)
 
 
 def run_without_rank_2(seed: int, nlaunches: int) -> CountingMachine:
@@ -57,12 +60,21 @@ def run_without_rank_2(seed: int, nlaunches: int) -> CountingMachine:
 
 
 def run_without_last(
-    spec: KernelSpec, layout: LLLayout, nthreads: int, seed: int, nlaunches: int = 1
+    spec: KernelSpec,
+    layout: AnyLayout,
+    nthreads: int,
+    seed: int,
+    nlaunches: int = 1,
+    *,
+    share_work: bool = True,
 ) -> CountingMachine:
     """Launch on all ranks but the last, of a message of 9 elements."""
+    block_threads = layout.block_threads if isinstance(layout, BarrierLayout) else nthreads
     memory, ranks = MemoryMap(spec.nranks), range(spec.nranks)
     limit = 20_000 * spec.nranks + 40_000
-    machine = CountingMachine(schedule_of(seed, spec.nranks), memory, limit=limit, tick_ns=40)
+    machine = CountingMachine(
+        schedule_of(seed, spec.nranks), memory, limit=limit, tick_ns=40, share_work=share_work
+    )
     machine.use_warps_of(min(nthreads, WARP_THREADS))
     regions, epochs, controls, sources, machine.outputs, machine.records = (
         [memory.add(name, rank, nbytes) for rank in ranks]
@@ -75,6 +87,8 @@ def run_without_last(
             ("record", FAILURE_DTYPE.itemsize),
         )
     )
+    for source in sources:
+        machine.poke(source.address, np.ones(9, np.float32).tobytes())
     body = build(spec, layout)
 
     def launches(rank: int) -> Iterator[Launch]:
@@ -94,10 +108,11 @@ def run_without_last(
         )
         rights = memory.rights([Span(area, "rw") for area in (*regions, *own)])
         bodies: list[Callable[[], None]] = [
-            partial(body, arguments, rank, index, nthreads, nthreads) for index in range(nthreads)
+            partial(body, arguments, rank, index, nthreads, block_threads)
+            for index in range(nthreads)
         ]
         for number in range(nlaunches):
-            yield Launch(f"launch {number}", rank, bodies, rights, nthreads)
+            yield Launch(f"launch {number}", rank, bodies, rights, block_threads)
 
     with running(machine), np.errstate(over="ignore"):
         machine.run([launches(rank) for rank in ranks[:-1]])
@@ -157,6 +172,74 @@ def test_a_lane_that_gives_up_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -
         run_lanes_without_rank_16()
     # The others are handed a sum by a lane that has ended.
     assert caught.value.verdict is Verdict.RAISED
+
+
+WITH_BARRIERS = [
+    KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 3)
+    for kernel in Kernel
+    if kernel.has_barriers
+    for protocol in kernel.protocols
+]
+
+with_barriers = pytest.mark.parametrize(
+    "spec", WITH_BARRIERS, ids=[f"{s.kernel.value}-{s.protocol.value}" for s in WITH_BARRIERS]
+)
+
+
+def run_barriers_without_rank_2(
+    spec: KernelSpec, seed: int, nlaunches: int = 1, *, share_work: bool = True
+) -> CountingMachine:
+    """A block of three threads on ranks 0 and 1; only the third waits for the missing rank."""
+    layout = barrier_layout_of(spec)
+    return run_without_last(spec, layout, 3, seed, nlaunches, share_work=share_work)
+
+
+@with_barriers
+@pytest.mark.parametrize("share_work", [True, False])
+def test_a_block_gives_up_together_and_names_the_missing_rank(
+    spec: KernelSpec, share_work: bool
+) -> None:
+    named = []
+    for seed in range(9):
+        machine = run_barriers_without_rank_2(spec, seed, share_work=share_work)
+        for rank in (0, 1):
+            failure = failure_from(partial(record_of, machine, rank), 1e-6)
+            assert failure is not None
+            assert failure.rank == rank
+            # A peer's flag may be late as well, but never is the own rank missing.
+            assert failure.missing in {(2,), (1 - rank,)}
+            assert "block 0, thread " in str(failure)
+            assert "its block's barrier, epoch 1, expected 0x1 from rank " in str(failure)
+            named.append(failure.missing)
+            assert machine.peek(machine.outputs[rank].address, 36) == bytes(36)
+    assert named.count((2,)) > len(named) // 2
+
+
+def test_a_thread_that_gives_up_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(barrier, "all_in_block", lambda value: value)
+    machine = run_barriers_without_rank_2(WITH_BARRIERS[0], 0)
+    # The other threads went on without rank 2's data.
+    assert machine.peek(machine.outputs[0].address, 36) != bytes(36)
+
+
+def stores_of_later_barriers(spec: KernelSpec) -> int:
+    return (
+        run_barriers_without_rank_2(spec, 3, 4).nstores
+        - run_barriers_without_rank_2(spec, 3, 1).nstores
+    )
+
+
+@with_barriers
+def test_a_block_on_a_broken_rank_stores_nothing(spec: KernelSpec) -> None:
+    assert stores_of_later_barriers(spec) == 0
+
+
+@with_barriers
+def test_a_block_that_does_not_look_at_the_broken_word_stores(
+    spec: KernelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"shmemar.device.kernels.{spec.kernel.value}.was_broken", lambda _: False)
+    assert stores_of_later_barriers(spec) > 0
 
 
 def stores_of_later_launches(seed: int) -> int:

@@ -20,7 +20,7 @@ from shmemar.host.checker import (
     checked_calls,
 )
 from shmemar.layout import LINE_LANES
-from shmemar.spec import Kernel, KernelSpec, Protocol, why_impossible
+from shmemar.spec import PACKET_PROTOCOLS, Kernel, KernelSpec, Protocol, why_impossible
 
 kernels = pytest.mark.parametrize(
     ("kernel", "protocol"), PAIRS, ids=[f"{k.value}-{p.value}" for k, p in PAIRS]
@@ -40,6 +40,8 @@ def test_nothing_is_found_in_sequences_of_calls(
 ) -> None:
     has_few = nranks < 8 and (nranks < 3 or kernel is not Kernel.LL128_ATOMIC)
     runs = nseeds if has_few else -(-nseeds // 3)  # of many operations each
+    if kernel.has_barriers:  # with a thread for each rank, their square
+        runs = -(-runs // 3)
     report = check(kernel, protocol, nranks, range(runs))
     assert report.passed, str(report)
     assert report.runs == runs
@@ -50,7 +52,8 @@ def test_nothing_is_found_in_sequences_of_calls(
 def test_nothing_is_found_under_any_kind_of_schedule(
     kernel: Kernel, protocol: Protocol, kind: ScheduleKind
 ) -> None:
-    report = check(kernel, protocol, 3, range(100, 106), kind.value)
+    seeds = range(100, 102 if kernel.has_barriers else 106)
+    report = check(kernel, protocol, 3, seeds, kind.value)
     assert report.passed, str(report)
 
 
@@ -58,8 +61,9 @@ def test_nothing_is_found_under_any_kind_of_schedule(
 def test_nothing_is_found_in_all_schedules_of_few_deviations(
     kernel: Kernel, protocol: Protocol, nseeds: int
 ) -> None:
-    # A run of lines has 16 threads and not 2, and takes as long as a hundred others.
-    runs = 10 * nseeds if kernel is not Kernel.LL128_ATOMIC else -(-nseeds // 8)
+    runs = (3 if kernel.has_barriers else 10) * nseeds
+    if kernel is Kernel.LL128_ATOMIC:  # of 16 threads, and not 2: a run takes as long as a hundred
+        runs = -(-nseeds // 8)
     report = check(kernel, protocol, 2, range(runs), "exhaustive")
     assert report.passed, str(report)
     assert report.runs == runs
@@ -86,7 +90,7 @@ def mixed_calls(kernel: Kernel, protocol: Protocol, nranks: int) -> tuple[Call, 
         return Call(floats, 3 * share, 8), Call(halves, share + 1, 16), Call(floats, 4 * share, 16)
     pairs = KernelSpec(kernel, protocol, DTYPES["complex128"], ReduceOp.PROD, nranks)
     # So many elements fill a packet of each share of a thread.
-    scale = floats.payload_nbytes // 8 * (nranks if kernel is Kernel.TWO_SHOT else 1)
+    scale = floats.payload_nbytes // 8 * (nranks if kernel.is_two_shot else 1)
     return (
         Call(floats, 3 * scale, 2),
         Call(floats, 1, 1),
@@ -102,7 +106,7 @@ def mixed_calls(kernel: Kernel, protocol: Protocol, nranks: int) -> tuple[Call, 
 @pytest.mark.parametrize("first_epoch", [2**31 - 3, 2**32 - 4, 2**32 - 5])
 def test_epochs_pass_the_wrap(kernel: Kernel, protocol: Protocol, first_epoch: int) -> None:
     sequence = CallSequence(mixed_calls(kernel, protocol, 2), first_epoch)
-    report = check_sequence(sequence, range(30))
+    report = check_sequence(sequence, range(9 if kernel.has_barriers else 30))
     assert report.passed, str(report)
 
 
@@ -132,6 +136,8 @@ def test_every_type_and_operator_is_exact(
     why = why_impossible(kernel, protocol, DTYPES[name], op, nranks)
     if why:
         pytest.skip(why)
+    if kernel is Kernel.BARRIER:
+        pytest.skip("a barrier has no data")
     spec = KernelSpec(kernel, protocol, DTYPES[name], op, nranks)
     counts = ((5, 2), (2, 2), (1, 1), (37, 2))
     # Of a kernel whose warps work together a thread stands for one.
@@ -157,7 +163,29 @@ def test_broadcasts_and_one_shot_reductions_take_turns_on_the_same_slots() -> No
     assert report.passed, str(report)
 
 
-@kernels
+@pytest.mark.parametrize(
+    ("kernel", "protocol", "share_work"),
+    [
+        (Kernel.BARRIER_ONE_SHOT, Protocol.PULL, True),
+        (Kernel.BARRIER_ONE_SHOT, Protocol.PUSH, False),
+        (Kernel.BARRIER_TWO_SHOT, Protocol.PULL, False),
+        (Kernel.BARRIER_TWO_SHOT, Protocol.PUSH, False),
+        (Kernel.BARRIER, Protocol.PUSH, True),
+    ],
+)
+def test_a_block_meets_those_of_many_ranks(
+    kernel: Kernel, protocol: Protocol, share_work: bool
+) -> None:
+    spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 17)
+    counts = (9, 1, 67) if kernel.reduces else (0, 0, 0)
+    calls = tuple(Call(spec, count, 17) for count in counts)
+    report = check_sequence(CallSequence(calls, share_work=share_work), [4])
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "protocol"), [pair for pair in PAIRS if not pair[0].has_barriers]
+)
 def test_many_ranks_are_received_in_parts(kernel: Kernel, protocol: Protocol) -> None:
     report = check(kernel, protocol, 17, [3])
     assert report.passed, str(report)
@@ -165,7 +193,7 @@ def test_many_ranks_are_received_in_parts(kernel: Kernel, protocol: Protocol) ->
 
 @pytest.mark.parametrize("share_work", [True, False])
 @pytest.mark.parametrize("nranks", [16, 19])
-@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("protocol", PACKET_PROTOCOLS)
 def test_lanes_share_the_packets_of_many_ranks(
     protocol: Protocol, nranks: int, share_work: bool
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from shmemar.device.ll_buffer import LLBuffer
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.host.checker import CheckReport, check_kernel, checked_kernels
-from shmemar.spec import Protocol
+from shmemar.spec import PACKET_PROTOCOLS, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COUNTS = [7, 1, 12, 5]
 """Elements of each launch."""
 
-both = pytest.mark.parametrize("protocol", list(Protocol), ids=lambda protocol: protocol.value)
+both = pytest.mark.parametrize("protocol", PACKET_PROTOCOLS, ids=lambda protocol: protocol.value)
 
 
 def one_shot(ll: Any, thread: int, nthreads: int, x: Any, y: Any) -> None:

@@ -37,7 +37,7 @@ from shmemar.host.checker import (
 )
 from shmemar.host.checker.checked_run import Program, run_seeds
 from shmemar.layout import LLLayout
-from shmemar.spec import Kernel, KernelSpec, Protocol
+from shmemar.spec import PACKET_PROTOCOLS, Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +134,7 @@ def sends_twice(ll: Any, thread: int, nthreads: int, x: Any) -> None:
     ll.recv(1 - ll.rank, 0)
 
 
-@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("protocol", PACKET_PROTOCOLS)
 def test_a_slot_written_twice_in_an_epoch_is_told_at_once(protocol: Protocol) -> None:
     failure = failure_of(sends_twice, protocol=protocol)
     assert failure.verdict is Verdict.WRITTEN_TWICE
@@ -149,7 +149,7 @@ def leaves_one_unread(ll: Any, thread: int, nthreads: int, x: Any) -> None:
         ll.advance_epoch()
 
 
-@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("protocol", PACKET_PROTOCOLS)
 def test_a_slot_reused_before_it_was_read_is_told(protocol: Protocol) -> None:
     failure = failure_of(leaves_one_unread, protocol=protocol, slots=2)
     assert failure.verdict is Verdict.REUSED

@@ -25,7 +25,10 @@ WIDE_REGISTERS = 88
 """Budget from 16 ranks on, of which 5 or 8 are received together: 5 blocks a multiprocessor."""
 
 VARIANTS = [
-    (kernel, protocol) for kernel in Kernel if kernel.reduces for protocol in kernel.protocols
+    (kernel, protocol)
+    for kernel in Kernel
+    if kernel.reduces and not kernel.has_barriers
+    for protocol in kernel.protocols
 ]
 FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
 

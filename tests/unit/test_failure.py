@@ -136,6 +136,15 @@ def test_words_that_came_after_the_first_reading_are_read_again() -> None:
     assert error.missing == (40,)
 
 
+def test_of_a_barrier_the_epoch_is_expected() -> None:
+    spec = KernelSpec(Kernel.BARRIER_TWO_SHOT, Protocol.PULL, DTYPES["int8"], ReduceOp.SUM, 64)
+    error = failure(control(kernel=spec.code, slot=2, seen=0x7))
+    assert (
+        "rank 40 in barrier_two_shot_pull_int8_sum_64: block 2, thread 17, its block's barrier, "
+        "epoch 9, expected 0x9 from rank 40, saw 0x7."
+    ) in str(error)
+
+
 def test_of_sentinel_packets_no_word_is_expected_but_data() -> None:
     spec = KernelSpec(Kernel.TWO_SHOT, Protocol.SENTINEL, DTYPES["float64"], ReduceOp.SUM, 64)
     error = failure(control(kernel=spec.code, seen=0xFFFAFFFA))

@@ -14,12 +14,17 @@ from shmemar.layout import (
     BLOCK_THREADS,
     DEFAULT_SCRATCH_NBYTES,
     FAILURE_DTYPE,
+    FLAG_NBYTES,
     LL_BUFFERS,
+    MAX_BARRIER_BLOCKS,
+    MAX_LAUNCH_PACKETS,
     MAX_PACKETS_PER_THREAD,
     PACKET_NBYTES,
     SENTINEL_BUFFERS,
     WORD_NBYTES,
+    BarrierLayout,
     LLLayout,
+    barrier_grid,
     failure_offset,
     grid_for,
     packet_count,
@@ -233,3 +238,121 @@ def test_a_packets_offset_is_buffer_then_source_then_slot(
     pitch = 16 * layout.nslots
     start = epoch % layout.nbuffers * layout.nranks * pitch
     assert layout.packet_offset(epoch, source, slot) == start + source * pitch + 16 * slot
+
+
+barrier_layouts = st.builds(
+    BarrierLayout,
+    nranks,
+    st.integers(1, 8),
+    st.integers(1, 9),
+    st.integers(1, 4).map(lambda rounds: rounds * BLOCK_THREADS),
+)
+small_barrier_layouts = st.builds(
+    BarrierLayout, st.integers(1, 4), st.integers(0, 4), st.integers(1, 4), st.integers(1, 5)
+)
+
+
+@given(small_barrier_layouts)
+def test_flags_and_staged_packets_fill_the_region(layout: BarrierLayout) -> None:
+    flags = [
+        layout.flag_offset(parity, block, source)
+        for parity in range(2)
+        for block in range(layout.nblocks)
+        for source in range(layout.nranks)
+    ]
+    packets = [
+        layout.staging_offset(place, block, slot)
+        for place in range(layout.nplaces)
+        for block in range(layout.nblocks)
+        for slot in range(layout.block_slots)
+    ]
+    assert flags == list(range(0, layout.flags_nbytes, FLAG_NBYTES))
+    assert packets == list(range(layout.flags_nbytes, layout.nbytes, PACKET_NBYTES))
+    assert layout.flags_nbytes % PACKET_NBYTES == 0
+
+
+@given(st.data(), barrier_layouts, epochs)
+def test_flags_of_one_parity_share_a_place_and_those_of_the_next_epoch_do_not(
+    data: st.DataObject, layout: BarrierLayout, epoch: int
+) -> None:
+    block = data.draw(st.integers(0, layout.nblocks - 1))
+    source = data.draw(st.integers(0, layout.nranks - 1))
+    here, next_one, again = (layout.flag_offset(epoch + i, block, source) for i in range(3))
+    assert here == again != next_one
+    assert abs(next_one - here) == layout.flags_nbytes // 2
+
+
+@given(nranks, st.integers(1, 2 * MAX_RANKS), st.integers(0, 1 << 24))
+def test_fit_takes_as_many_blocks_as_there_may_be_and_then_whole_rounds(
+    nranks: int, nplaces: int, extra_nbytes: int
+) -> None:
+    scratch_nbytes = BarrierLayout(nranks, nplaces, 1, BLOCK_THREADS).nbytes + extra_nbytes
+    layout = BarrierLayout.fit(nranks, nplaces, scratch_nbytes)
+    more_blocks, more_slots = (
+        BarrierLayout(nranks, nplaces, *shape)
+        for shape in (
+            (layout.nblocks + 1, BLOCK_THREADS),
+            (layout.nblocks, layout.block_slots + BLOCK_THREADS),
+        )
+    )
+    assert layout.nbytes <= scratch_nbytes < more_slots.nbytes
+    assert layout.nblocks == MAX_BARRIER_BLOCKS or more_blocks.nbytes > scratch_nbytes
+    assert layout.block_slots % layout.block_threads == 0
+
+
+def test_fit_refuses_less_than_a_block_with_barriers() -> None:
+    least = BarrierLayout(4, 5, 1, BLOCK_THREADS).nbytes
+    assert BarrierLayout.fit(4, 5, least).nblocks == 1
+    with pytest.raises(ConfigurationError, match=f"is {least - 1}; expected at least {least} for"):
+        BarrierLayout.fit(4, 5, least - 1)
+
+
+def test_a_barrier_alone_takes_flags_alone() -> None:
+    layout = BarrierLayout.fit(8, 0, 1)
+    assert layout.nbytes == layout.flags_nbytes == 2 * 8 * FLAG_NBYTES
+    assert layout.epochs_nbytes == WORD_NBYTES
+
+
+def test_packets_of_the_largest_scratch_are_counted_in_32_bits() -> None:
+    assert BarrierLayout.fit(1, 2, 1 << 40).nslots <= MAX_LAUNCH_PACKETS
+
+
+@given(st.integers(1, 1 << 24), barrier_layouts, st.none() | st.integers(1, 50))
+def test_a_grid_with_barriers_has_no_idle_block_and_keeps_its_caps(
+    ngroups: int, layout: BarrierLayout, max_blocks: int | None
+) -> None:
+    grid = barrier_grid(ngroups, layout, max_blocks=max_blocks)
+    assert 1 <= grid.blocks <= layout.nblocks
+    assert max_blocks is None or grid.blocks <= max_blocks
+    assert (grid.blocks - 1) * layout.block_threads < ngroups, "a block would have nothing to do"
+    is_full = grid.blocks in (layout.nblocks, max_blocks)
+    assert is_full or grid.nthreads >= ngroups
+
+
+@pytest.mark.parametrize("layout", [BarrierLayout(2, 3, 4, 256), BarrierLayout(5, 2, 7, 128)])
+def test_the_diagram_of_a_barrier_layout_agrees_with_it(layout: BarrierLayout) -> None:
+    text = (BarrierLayout.__doc__ or "").partition("::\n")[2]
+    names = {
+        "N": layout.nranks,
+        "B": layout.nblocks,
+        "F": layout.flags_nbytes,
+        "P": layout.pitch_nbytes,
+        "C": layout.block_slots,
+    }
+
+    def starts(row: str) -> list[int]:
+        (line,) = re.findall(rf"^ +{row} +(\[.*)$", text, re.MULTILINE)
+        formulas = re.findall(r"\[([^,]+), [^)]*\)", line)
+        spelled = [re.sub(r"(?<=[\dBNP])(?=[BNP(])", "*", formula) for formula in formulas]
+        return [int(eval(formula, {}, names)) for formula in spelled]  # noqa: S307
+
+    assert starts("even epochs") == [
+        layout.flag_offset(2, 0, 0),
+        layout.flag_offset(2, 0, 1),
+        layout.flag_offset(2, 1, 0),
+    ]
+    assert starts("odd epochs") == [layout.flag_offset(1, 0, 0)]
+    assert starts("staging") == [layout.staging_offset(place, 0, 0) for place in (0, 1)]
+    first = layout.staging_offset(0, 0, 0)
+    assert starts("a place") == [layout.staging_offset(0, 0, slot) - first for slot in (0, 1)]
+    assert layout.staging_offset(0, 2, 0) - first == 2 * layout.block_slots * PACKET_NBYTES

@@ -6,7 +6,15 @@ import pytest
 
 from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
-from shmemar.spec import MAX_RANKS, PART_RANKS, Kernel, KernelSpec, Protocol, why_impossible
+from shmemar.spec import (
+    MAX_RANKS,
+    PACKET_PROTOCOLS,
+    PART_RANKS,
+    Kernel,
+    KernelSpec,
+    Protocol,
+    why_impossible,
+)
 
 
 def spec(dtype: str = "float32", op: ReduceOp = ReduceOp.SUM, nranks: int = 4) -> KernelSpec:
@@ -76,8 +84,9 @@ def test_lanes_share_the_packets_of_many_ranks_and_none_has_more_than_8(
     nranks: int, lanes: int
 ) -> None:
     specs = {
-        kernel: KernelSpec(kernel, kernel.protocols[0], DTYPES["float32"], ReduceOp.SUM, nranks)
-        for kernel in (Kernel.ONE_SHOT, Kernel.TWO_SHOT, Kernel.BROADCAST)
+        kernel: KernelSpec(kernel, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, nranks)
+        for kernel in Kernel
+        if Protocol.LL in kernel.protocols
     }
     assert specs[Kernel.ONE_SHOT].lanes == lanes
     assert specs[Kernel.TWO_SHOT].lanes == specs[Kernel.BROADCAST].lanes == 1
@@ -109,11 +118,6 @@ def test_threads_of_a_two_shot_kernel_take_a_packet_of_each_share(
     assert spec.group_count(nbytes) == ngroups
 
 
-def test_a_broadcast_has_no_sentinel() -> None:
-    with pytest.raises(ArgumentError, match="protocol is sentinel, and kernel broadcast"):
-        KernelSpec(Kernel.BROADCAST, Protocol.SENTINEL, DTYPES["float32"], ReduceOp.SUM, 2)
-
-
 def atomic(name: str = "float32", op: ReduceOp = ReduceOp.SUM, nranks: int = 4) -> KernelSpec:
     return KernelSpec(Kernel.LL128_ATOMIC, Protocol.SENTINEL, DTYPES[name], op, nranks)
 
@@ -137,11 +141,6 @@ def test_lines_are_of_as_many_ranks_as_their_marks_tell_apart(name: str, most: i
         atomic(name, nranks=most + 1)
 
 
-def test_lines_have_no_ll_packets() -> None:
-    with pytest.raises(ArgumentError, match="protocol is ll, and kernel ll128_atomic; expected"):
-        KernelSpec(Kernel.LL128_ATOMIC, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 2)
-
-
 @pytest.mark.parametrize(
     ("name", "count", "lines"),
     [
@@ -162,3 +161,62 @@ def test_whole_warps_of_lines_carry_a_share_and_what_it_displaces(
 ) -> None:
     spec = atomic(name)
     assert spec.group_count(count * spec.dtype.itemsize) == 8 * lines
+
+
+REFUSED = [
+    (kernel, protocol)
+    for kernel in Kernel
+    for protocol in Protocol
+    if protocol not in kernel.protocols
+]
+
+
+@pytest.mark.parametrize(("kernel", "protocol"), REFUSED)
+def test_a_protocol_that_a_kernel_has_not_is_refused(kernel: Kernel, protocol: Protocol) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, 2)
+    text = str(caught.value)
+    assert text.startswith(f"protocol is {protocol.value}, and kernel {kernel.value}, ")
+    assert f"expected protocol {' or '.join(each.value for each in kernel.protocols)}." in text
+
+
+def test_protocols_of_kernels_with_barriers_are_others_than_those_of_packets() -> None:
+    assert len(REFUSED) == 2 + 2 + 3 + 3 + 2 + 2 + 3
+    for kernel in Kernel:
+        assert kernel.has_barriers == (Protocol.PUSH in kernel.protocols)
+        assert kernel.has_barriers == (not set(kernel.protocols) & {*PACKET_PROTOCOLS})
+
+
+def test_the_alternative_is_named() -> None:
+    with pytest.raises(ArgumentError, match="push is for SHMEMAR_KERNEL=barrier_one_shot or bar"):
+        KernelSpec(Kernel.TWO_SHOT, Protocol.PUSH, DTYPES["float32"], ReduceOp.SUM, 2)
+    with pytest.raises(ArgumentError, match="ll is for SHMEMAR_KERNEL=one_shot or two_shot"):
+        KernelSpec(Kernel.BARRIER_ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "protocol"),
+    [
+        (Kernel.ONE_SHOT, Protocol.LL),
+        (Kernel.TWO_SHOT, Protocol.LL),
+        (Kernel.BROADCAST, Protocol.LL),
+        (Kernel.LL128_ATOMIC, Protocol.SENTINEL),
+        (Kernel.BARRIER_ONE_SHOT, Protocol.PULL),
+        (Kernel.BARRIER_TWO_SHOT, Protocol.PUSH),
+        (Kernel.BARRIER, Protocol.PUSH),
+    ],
+)
+def test_each_kernel_has_a_default_protocol(kernel: Kernel, protocol: Protocol) -> None:
+    assert kernel.default_protocol is protocol
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 8])
+def test_places_hold_what_a_pass_stages(nranks: int) -> None:
+    def places(kernel: Kernel, protocol: Protocol) -> int:
+        return KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks).nplaces
+
+    assert places(Kernel.BARRIER_ONE_SHOT, Protocol.PULL) == 2
+    assert places(Kernel.BARRIER_ONE_SHOT, Protocol.PUSH) == 2 * nranks
+    assert places(Kernel.BARRIER_TWO_SHOT, Protocol.PULL) == nranks + 1
+    assert places(Kernel.BARRIER_TWO_SHOT, Protocol.PUSH) == 2 * nranks
+    assert places(Kernel.BARRIER, Protocol.PUSH) == places(Kernel.ONE_SHOT, Protocol.LL) == 0

@@ -167,6 +167,7 @@ def test_what_is_no_element_is_refused(dtype: Any) -> None:
             "threads is 1048576 and slots 1025, of 2 packets each; expected at most 2147483648",
         ),
         ({"protocol": "ll128"}, ArgumentError, "protocol is 'll128'; expected one of ll, sentinel"),
+        ({"protocol": "pull"}, ArgumentError, "protocol is 'pull'; expected one of ll, sentinel"),
         (
             {"dtype": "int32", "protocol": "sentinel"},
             ArgumentError,

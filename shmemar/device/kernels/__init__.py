@@ -6,7 +6,17 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shmemar.device.kernels import arguments, broadcast, ll128_atomic, one_shot, two_shot, user
+from shmemar.device.kernels import (
+    arguments,
+    barrier,
+    barrier_one_shot,
+    barrier_two_shot,
+    broadcast,
+    ll128_atomic,
+    one_shot,
+    two_shot,
+    user,
+)
 from shmemar.device.kernels.arguments import KernelArguments
 from shmemar.device.kernels.user import UserArguments
 from shmemar.spec import Kernel
@@ -15,7 +25,7 @@ from shmemar.user_spec import UserKernelSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shmemar.layout import LLLayout
+    from shmemar.layout import AnyLayout
     from shmemar.user_spec import AnyKernelSpec
 
 __all__ = ["BUILDERS", "AnyArguments", "KernelArguments", "UserArguments", "build", "numba_type"]
@@ -26,6 +36,9 @@ BUILDERS: Mapping[Kernel, Callable[..., Callable[..., Any]]] = MappingProxyType(
         Kernel.TWO_SHOT: two_shot.build,
         Kernel.BROADCAST: broadcast.build,
         Kernel.LL128_ATOMIC: ll128_atomic.build,
+        Kernel.BARRIER_ONE_SHOT: barrier_one_shot.build,
+        Kernel.BARRIER_TWO_SHOT: barrier_two_shot.build,
+        Kernel.BARRIER: barrier.build,
     }
 )
 
@@ -35,7 +48,7 @@ AnyArguments: TypeAlias = KernelArguments | UserArguments
 
 
 @cache
-def build(spec: AnyKernelSpec, layout: LLLayout, *, looped: bool = False) -> Callable[..., Any]:
+def build(spec: AnyKernelSpec, layout: AnyLayout, *, looped: bool = False) -> Callable[..., Any]:
     """Return the body of the kernel that `spec` names, for scratch laid out as `layout` says.
 
     The same one each time: its device functions are registered, and so kept, for good.
@@ -47,7 +60,7 @@ def build(spec: AnyKernelSpec, layout: LLLayout, *, looped: bool = False) -> Cal
             stands between: sentinel packets then need a fence in each.
     """
     if isinstance(spec, UserKernelSpec):
-        return user.build(spec, layout)
+        return user.build(spec, spec.buffer.layout)
     return BUILDERS[spec.kernel](spec, layout, looped=looped)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shmemar.layout import LLLayout
     from shmemar.spec import KernelSpec
 
-__all__ = ["Exchange", "KernelThread", "chain", "exchange", "parts"]
+__all__ = ["Exchange", "KernelThread", "chain", "exchange", "of_all_units", "parts"]
 
 EPOCH_NBYTES = WORD_NBYTES
 """Each slot has an epoch word of its own."""
@@ -237,7 +237,7 @@ def exchange(spec: KernelSpec, layout: LLLayout) -> Exchange:
     def pack_one(total: Any) -> Any:
         return pack(finish_values(total))
 
-    unpack_all, combine_all, pack_all = _of_all_units(UNITS, UNIT, GAP, unpack, combine, pack_one)
+    unpack_all, combine_all, pack_all = of_all_units(UNITS, UNIT, GAP, unpack, combine, pack_one)
 
     @device
     def fold(totals: Any, packets: list[int], start: int, end: int) -> Any:
@@ -334,7 +334,7 @@ def chain(
     return end
 
 
-def _of_all_units(
+def of_all_units(
     units: int,
     unit_words: int,
     gap: int,

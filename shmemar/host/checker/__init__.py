@@ -2,9 +2,10 @@
 
 :mod:`shmemar.host.checker.checks` is what users call. Below it: runs and their reports
 (`checked_run`, `check_runs`, `verdict`, `moves`), what is run (`calls`, `drawn_calls`,
-`checked_calls`, `checked_kernels`, `checked_arrays`), the machine (`hostile_machine`, `turns`,
-`schedule`, `launcher`, `threads`, `meetings`), its memory (`weak_memory`, `messages`, `memory_map`,
-`packet_log`), and the negative controls (`controls`, `guards`, `control_kernels`).
+`checked_calls`, `barrier_mail`, `checked_kernels`, `checked_arrays`), the machine
+(`hostile_machine`, `turns`, `schedule`, `launcher`, `threads`, `meetings`), its memory
+(`weak_memory`, `messages`, `memory_map`, `packet_log`), and the negative controls (`controls`,
+`guards`, `control_kernels`).
 """
 
 from __future__ import annotations

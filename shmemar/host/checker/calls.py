@@ -11,15 +11,16 @@ from shmemar.device.groups import WARP_THREADS
 from shmemar.device.packet import SENTINEL, TWIN
 from shmemar.dtypes import ReduceOp
 from shmemar.host.exact import exact_input, exact_result
-from shmemar.layout import LINE_LANES, LLLayout
+from shmemar.layout import BLOCK_THREADS, LINE_LANES, BarrierLayout, LLLayout
 from shmemar.spec import WIDE_RANKS, Kernel, Protocol
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shmemar.layout import AnyLayout
     from shmemar.spec import KernelSpec
 
-__all__ = ["FEW_SLOTS", "MARKS", "Call", "CallSequence", "layout_of"]
+__all__ = ["FEW_SLOTS", "MARKS", "Call", "CallSequence", "barrier_layout_of", "layout_of"]
 
 FEW_SLOTS = 4
 """Slots of a region, and so the most threads of a launch: enough for them to be mixed up. From
@@ -43,7 +44,7 @@ class Call:
     Attributes:
         spec: The kernel.
         count: Elements.
-        nthreads: Threads of the grid.
+        nthreads: Threads of the grid; of kernels with barriers rounded up to whole blocks.
         root: The rank whose data a broadcast sends.
         repeats: Times that the body runs in one launch, each with data of its own.
         in_place: True where input and output are one array.
@@ -60,6 +61,29 @@ class Call:
     shift: int = 0
     is_marked: bool = False
 
+    def __post_init__(self) -> None:
+        """Round up the grid."""
+        if self.spec.kernel.has_barriers:
+            layout = barrier_layout_of(self.spec)
+            nblocks = min(-(-self.nthreads // layout.block_threads), layout.nblocks)
+            object.__setattr__(self, "nthreads", nblocks * layout.block_threads)
+
+    @property
+    def block_threads(self) -> int:
+        """Threads a block."""
+        if self.spec.kernel.has_barriers:
+            return barrier_layout_of(self.spec).block_threads
+        return min(self.nthreads, BLOCK_THREADS)
+
+    @property
+    def pass_nbytes(self) -> int:
+        """Bytes of a message that take one pass."""
+        spec, packets = self.spec, self.nthreads * self.spec.packets_per_thread
+        if spec.kernel.has_barriers:
+            layout = barrier_layout_of(spec)
+            packets = self.nthreads * layout.block_slots // layout.block_threads
+        return packets * spec.payload_nbytes * (spec.nranks if spec.kernel.is_two_shot else 1)
+
     def input(self, number: int, rank: int) -> NDArray[Any]:
         """What `rank` contributes to the run of a body that is numbered so."""
         spec = self.spec
@@ -68,6 +92,8 @@ class Call:
 
     def result(self, number: int, rank: int) -> NDArray[Any] | None:
         """What it must leave on `rank`; None for nothing."""
+        if self.spec.kernel is Kernel.BARRIER:
+            return None
         what = self.spec.dtype, self.spec.op, self.count
         if self.spec.kernel is not Kernel.BROADCAST:
             result = exact_result(*what, nranks=self.spec.nranks, call=number)
@@ -94,13 +120,27 @@ class Call:
             word = int(total.view(np.uint32))
             is_sent = spec.kernel is not Kernel.ONE_SHOT and spec.protocol is Protocol.SENTINEL
             return [(TWIN if is_sent and word == SENTINEL else word,)]
-        if spec.protocol is Protocol.LL:
+        if spec.protocol is not Protocol.SENTINEL:
             return self.marks
         return [(TWIN, *words[1:]) if set(words) == {SENTINEL} else words for words in self.marks]
 
 
-def layout_of(spec: KernelSpec) -> LLLayout:
+def barrier_layout_of(spec: KernelSpec) -> BarrierLayout:
+    """The layout of the region of a kernel with barriers.
+
+    Two blocks of as few threads as can be, each of which stages two packets in a place; of many
+    ranks, so of many threads, one.
+    """
+    block_threads = max(2, spec.nranks)
+    nblocks = 1 if spec.kernel is Kernel.BARRIER else 2
+    rounds = 2 if spec.nranks <= FEW_SLOTS else 1
+    return BarrierLayout(spec.nranks, spec.nplaces, nblocks, rounds * block_threads, block_threads)
+
+
+def layout_of(spec: KernelSpec) -> AnyLayout:
     """The layout of a kernel's region."""
+    if spec.kernel.has_barriers:
+        return barrier_layout_of(spec)
     if spec.nranks >= WIDE_RANKS:
         nslots = 2 * WARP_THREADS
     else:

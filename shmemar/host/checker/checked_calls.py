@@ -1,6 +1,7 @@
 """Sequences of collective calls as the checker runs them, every result checked.
 
-Each kernel and protocol has a region and epoch words, `broadcast` those of `one_shot`.
+Each kernel and protocol has a region and epoch words, `broadcast` those of `one_shot`. Around a
+`barrier` the threads of all ranks write to one another, and look for what was written.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import numpy as np
 from shmemar.device import kernels
 from shmemar.device.kernels import KernelArguments
 from shmemar.device.packet import SENTINEL
+from shmemar.host.checker.barrier_mail import BarrierMail
 from shmemar.host.checker.calls import layout_of
 from shmemar.host.checker.memory_map import Area, Span
 from shmemar.host.checker.packet_log import PacketLog
 from shmemar.host.checker.threads import Launch
 from shmemar.host.checker.verdict import ProtocolError, Verdict
-from shmemar.layout import BLOCK_THREADS, FAILURE_DTYPE, PACKET_NBYTES
+from shmemar.layout import FAILURE_DTYPE, PACKET_NBYTES, LLLayout
 from shmemar.spec import Kernel, Protocol
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from shmemar.host.checker.calls import Call, CallSequence
     from shmemar.host.checker.hostile_machine import HostileMachine
-    from shmemar.layout import LLLayout
+    from shmemar.layout import AnyLayout
     from shmemar.spec import KernelSpec
 
 __all__ = ["before_body", "body_of", "launches_of", "region_of", "scratch_of"]
@@ -57,6 +59,7 @@ class _Calls:
         self._sequence = sequence
         self._machine = machine
         self._nranks = sequence.calls[0].spec.nranks
+        self._mail = BarrierMail(machine, self._nranks)
         self._regions: dict[Any, list[Area]] = {}
         self._epochs: dict[Any, list[Area]] = {}
         self._arrays: dict[tuple[int, int], _Arrays] = {}
@@ -79,7 +82,9 @@ class _Calls:
         name = f"{key[0].value}/{key[1].value}"
         if region_of(spec) not in self._regions:
             fill = SENTINEL << 32 | SENTINEL if spec.protocol is Protocol.SENTINEL else 0
-            log = PacketLog(name, layout) if self._machine.follows_packets else None
+            log = None
+            if self._machine.follows_packets and isinstance(layout, LLLayout):
+                log = PacketLog(name, layout)
             self._regions[region_of(spec)] = [
                 area(
                     f"region of {name}",
@@ -87,7 +92,7 @@ class _Calls:
                     layout.nbytes,
                     fill=fill,
                     log=log,
-                    zeroed_nbytes=layout.nbytes - layout.packets_nbytes,
+                    zeroed_nbytes=layout.zeroed_nbytes,
                 )
                 for r in ranks
             ]
@@ -124,7 +129,7 @@ class _Calls:
             rank,
             self._bodies(rank, call, arrays),
             machine.map.rights(self._spans(rank, call, arrays)),
-            min(call.nthreads, BLOCK_THREADS),
+            call.block_threads,
             at_end=lambda: self._check(rank, call, number, arrays, where),
         )
 
@@ -141,11 +146,14 @@ class _Calls:
 
     def _spans(self, rank: int, call: Call, arrays: _Arrays) -> list[Span]:
         layout, epochs = layout_of(call.spec), self._epochs[scratch_of(call.spec)]
+        at_peers = "rw" if call.spec.protocol is Protocol.PULL else "w"
         spans = [
-            Span(area, "rw" if area.rank == rank else "w", is_shared=True)
+            Span(area, "rw" if area.rank == rank else at_peers, is_shared=True)
             for area in self._regions[region_of(call.spec)]
             if area.log is None or area.log.layout == layout
         ]
+        if call.spec.kernel is Kernel.BARRIER:
+            spans += self._mail.spans(rank)
         spans += [Span(epochs[rank], "rw"), Span(arrays.source, "r")]
         # In place it is one array: what comes last counts.
         has_output = call.spec.kernel.reduces or rank != call.root
@@ -157,7 +165,9 @@ class _Calls:
         machine, stride = self._machine, _stride(call)
         body = body_of(call, layout_of(call.spec))
         overlaps = self._sequence.resident is not None
-        block_threads = min(call.nthreads, BLOCK_THREADS)
+        block_threads = call.block_threads
+        if call.spec.kernel is Kernel.BARRIER:
+            body = self._mail.around(body, rank, call.repeats)
         arguments = [
             KernelArguments.of_message(
                 call.spec,
@@ -207,7 +217,7 @@ class _Calls:
         return self._results[key]
 
 
-def body_of(call: Call, layout: LLLayout) -> Callable[..., Any]:
+def body_of(call: Call, layout: AnyLayout) -> Callable[..., Any]:
     """The kernel's body."""
     return kernels.build(call.spec, layout, looped=call.repeats > 1)
 

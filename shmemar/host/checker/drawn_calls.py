@@ -14,7 +14,13 @@ from shmemar.device.kernels import BUILDERS
 from shmemar.device.packet import LAST_EPOCH
 from shmemar.dtypes import DTYPES, DType, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
-from shmemar.host.checker.calls import FEW_SLOTS, MARKS, Call, CallSequence
+from shmemar.host.checker.calls import (
+    FEW_SLOTS,
+    MARKS,
+    Call,
+    CallSequence,
+    barrier_layout_of,
+)
 from shmemar.host.exact import numpy_dtype
 from shmemar.layout import LINE_LANES
 from shmemar.spec import WIDE_RANKS, Kernel, KernelSpec, Protocol, why_impossible
@@ -22,11 +28,17 @@ from shmemar.spec import WIDE_RANKS, Kernel, KernelSpec, Protocol, why_impossibl
 __all__ = ["PAIRS", "draw_sequence", "tiny_sequence"]
 
 PAIRS: list[tuple[Kernel, Protocol]] = [
-    (kernel, protocol) for kernel in BUILDERS for protocol in kernel.protocols
+    (kernel, protocol)
+    for kernel in BUILDERS
+    for protocol in sorted(kernel.protocols, key=list(Protocol).index)
 ]
 """Every kernel with each of its protocols."""
 
 WRAPS = (LAST_EPOCH - 1, LAST_EPOCH - 2, LAST_EPOCH - 4, 2**31 - 3)
+MANY_THREADS = 8
+"""From so many ranks on kernels with barriers, of a thread for each rank, launch a block and make a
+pass: they cost as many operations as the square of the ranks."""
+
 EXACT_RANKS = 8
 """The most ranks whose 16-bit sums and whose real products are exact (`exact_input`)."""
 
@@ -35,11 +47,17 @@ def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) ->
     """Draw a sequence, most of whose calls are of one kernel and protocol."""
     draw = random.Random(f"{kernel.value} {protocol.value} {nranks} {seed}")  # noqa: S311
     calls: list[Call] = []
-    possible = [each for each in PAIRS if _types(*each, nranks)]
-    # Those of kernels whose warps work together, and of many ranks, cost as much as many others.
+    # Those of kernels whose threads work together, and of many ranks, cost as much as many others.
+    most = 5 if nranks < MANY_THREADS or not kernel.has_barriers else 3
     is_short = nranks >= WIDE_RANKS or (kernel is Kernel.LL128_ATOMIC and nranks > 3)
-    for _ in range(2 if is_short else draw.randint(3, 5)):
-        others = [pair for pair in possible if pair != (kernel, protocol)]
+    for _ in range(2 if is_short else draw.randint(3, most)):
+        others = [
+            pair
+            for pair in PAIRS
+            if pair != (kernel, protocol)
+            and pair[0].has_barriers <= kernel.has_barriers
+            and _types(*pair, nranks)
+        ]
         pair = draw.choice(others) if calls and draw.random() < 0.2 else (kernel, protocol)
         calls.append(_draw_call(*pair, nranks, draw))
     overlaps = draw.random() < 0.15
@@ -48,8 +66,14 @@ def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) ->
         first_epoch=draw.choice([0, 0, 0, *WRAPS]),
         replays=1 if overlaps else draw.choice([1, 1, 2]),
         resident=2 * nranks if overlaps else None,
-        share_work=nranks < WIDE_RANKS or draw.random() < 0.7,
+        share_work=_draw_share_work(kernel, nranks, draw),
     )
+
+
+def _draw_share_work(kernel: Kernel, nranks: int, draw: random.Random) -> bool:
+    if kernel.has_barriers:  # where threads share work, each of many ranks costs as many of them
+        return nranks < WIDE_RANKS and draw.random() < 0.7
+    return nranks < WIDE_RANKS or draw.random() < 0.7
 
 
 def tiny_sequence(kernel: Kernel, protocol: Protocol, nranks: int) -> CallSequence:
@@ -58,14 +82,19 @@ def tiny_sequence(kernel: Kernel, protocol: Protocol, nranks: int) -> CallSequen
     if kernel is Kernel.LL128_ATOMIC:
         whole_warp = Call(spec, 3 * nranks * spec.line_elements, LINE_LANES)
         return CallSequence((whole_warp,))
-    owners = nranks if kernel is Kernel.TWO_SHOT else 1
+    owners = nranks if kernel.is_two_shot else 1
     count = owners * spec.payload_nbytes // spec.dtype.itemsize
+    if kernel.has_barriers:
+        call = Call(spec, count if kernel.reduces else 0, 1)
+        return CallSequence((call,) * (2 if kernel.is_two_shot else 3))
     once, twice = Call(spec, count, 1), Call(spec, 2 * count, 1)
     return CallSequence((twice, once) if kernel is Kernel.TWO_SHOT else (twice, twice))
 
 
 def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random) -> Call:
     spec = _draw_spec(kernel, protocol, nranks, draw)
+    if kernel.has_barriers:
+        return _draw_call_with_barriers(spec, draw)
     nthreads = draw.randint(1, FEW_SLOTS // spec.packets_per_thread)
     repeats = draw.choice([1, 1, 1, 1, 1, 3])
     passes = draw.choice([1, 1, 2, 3, 4]) if repeats == 1 else 1
@@ -96,11 +125,31 @@ def _draw_lines(spec: KernelSpec, draw: random.Random) -> Call:
     """Draw a call of a kernel whose warps work together; four lines or eight of each rank."""
     warp = LINE_LANES if spec.nranks < WIDE_RANKS else WARP_THREADS
     most = spec.nranks * spec.line_elements * (draw.choice([1, 3, 6]) if spec.nranks < 4 else 3)
-    repeats = draw.choice([1, 1, 1, 1, 1, 2])
     return Call(
         spec,
         draw.randint(1, most),
         warp * draw.choice([1, 2]),
+        repeats=draw.choice([1, 1, 1, 1, 1, 2]),
+        in_place=draw.random() < 0.25,
+        shift=draw.randrange(3),
+        is_marked=(spec.dtype.name, spec.op) in MARKS and draw.random() < 0.5,
+    )
+
+
+def _draw_call_with_barriers(spec: KernelSpec, draw: random.Random) -> Call:
+    repeats = draw.choice([1, 1, 1, 1, 1, 3])
+    blocks = draw.choice([1, 1, 1, 2]) if spec.nranks < MANY_THREADS else 1
+    nthreads = blocks * barrier_layout_of(spec).block_threads
+    if not spec.kernel.reduces:
+        return Call(spec, 0, nthreads, repeats=repeats)
+    passes = draw.choice([1, 1, 1, 2, 3]) if repeats == blocks == 1 else 1
+    if spec.nranks >= MANY_THREADS:
+        passes = 1
+    most = max(passes * Call(spec, 1, nthreads).pass_nbytes // spec.dtype.itemsize, 1)
+    return Call(
+        spec,
+        most if draw.random() < 0.1 else draw.randint((passes - 1) * most // passes + 1, most),
+        nthreads,
         repeats=repeats,
         in_place=draw.random() < 0.25,
         shift=draw.randrange(3),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from shmemar.device import kernels, ll128, packet_buffer, signal
+from shmemar.device import barrier, kernels, ll128, packet_buffer, signal
 from shmemar.device.groups import all_in_warp
 from shmemar.device.interpreter import Order, Scope, current
-from shmemar.device.kernels import exchange, ll128_atomic
+from shmemar.device.kernels import barrier as barrier_kernel
+from shmemar.device.kernels import barrier_one_shot, barrier_two_shot, exchange, ll128_atomic
 from shmemar.device.ll_buffer import LLBuffer
-from shmemar.device.memory import fence_acq_rel_gpu, st_relaxed_sys_v4_b32
+from shmemar.device.memory import (
+    fence_acq_rel_gpu,
+    fence_acq_rel_sys,
+    st_relaxed_sys_b32,
+    st_relaxed_sys_v4_b32,
+)
 from shmemar.device.packet import LAST_EPOCH, SENTINEL
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.signal import (
@@ -25,8 +31,8 @@ from shmemar.host.checker.control_kernels import in_a_ring, in_a_ring_of_warps, 
 from shmemar.host.checker.controls import Control, Patch
 from shmemar.host.checker.drawn_calls import PAIRS, draw_sequence
 from shmemar.host.checker.hostile_machine import HostileMachine
-from shmemar.layout import LINE_LANES, LINE_NBYTES, LLLayout
-from shmemar.spec import Kernel, KernelSpec, Protocol
+from shmemar.layout import LINE_LANES, LINE_NBYTES, LLLayout, flag_offset
+from shmemar.spec import PACKET_PROTOCOLS, Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +45,7 @@ ONE_SHOT, TWO_SHOT, BROADCAST = Kernel.ONE_SHOT, Kernel.TWO_SHOT, Kernel.BROADCA
 LL128_ATOMIC = Kernel.LL128_ATOMIC
 
 
+@cache
 def _drawn(kernel: Kernel, protocol: Protocol, nranks: int = 2) -> Program:
     """Sequences of calls that are drawn from the seeds."""
     draw = partial(draw_sequence, kernel, protocol, nranks)
@@ -211,6 +218,37 @@ def _as_it_is(value: bool) -> bool:  # noqa: FBT001 - an operand
     return value
 
 
+# Barriers
+
+
+def _set_without_fence(flag: int, epoch: int) -> None:
+    st_relaxed_sys_b32(flag, epoch)
+
+
+def _set_behind_fence(flag: int, epoch: int) -> None:
+    fence_acq_rel_sys()
+    st_relaxed_sys_b32(flag, epoch)
+
+
+def _set_at_gpu_scope(flag: int, epoch: int) -> None:
+    fence_acq_rel_gpu()
+    st_relaxed_sys_b32(flag, epoch)
+
+
+def _one_flag(epoch: int, block: int, source: int, nblocks: int, nranks: int) -> int:
+    return flag_offset(0, block, source, nblocks, nranks)
+
+
+def _acquired_by(fence: Callable[[], None]) -> tuple[Patch, ...]:
+    """Replace the fence behind a poll alone."""
+    return (
+        _replace(barrier, "set_flag", _set_behind_fence),
+        _replace(barrier, "fence_acq_rel_sys", fence),
+    )
+
+
+_BARRIER_KERNELS = barrier_kernel, barrier_one_shot, barrier_two_shot
+
 # Signals
 
 
@@ -240,23 +278,32 @@ def _votes_that_count(value: bool) -> bool:  # noqa: FBT001 - an operand
 _RING = ring(in_a_ring, 1, 6, 3)
 _WARPS = ring(in_a_ring_of_warps, 32, 32, 1)
 
+_PACKETS_ALONE = [
+    pair for pair in PAIRS if pair[0] is not LL128_ATOMIC and not pair[0].has_barriers
+]
 _WITH_SENTINEL = [pair for pair in PAIRS if pair[1] is SENTINEL_PROTOCOL]
-_PACKETS_ALONE = [pair for pair in PAIRS if pair[0] is not LL128_ATOMIC]
 _SENTINEL_ALONE = [pair for pair in _WITH_SENTINEL if pair[0] is not LL128_ATOMIC]
 """In an LL128 kernel packets are sent behind the additions of all ranks, which guard them more."""
 _LINES = [(LL128_ATOMIC, SENTINEL_PROTOCOL)]
 CLEAR = "st_relaxed_sys_v4_b32"
 _WITH_LL = [pair for pair in PAIRS if pair[1] is LL]
+_WITH_PACKETS = [pair for pair in PAIRS if not pair[0].has_barriers]
+_WITH_BARRIERS = [pair for pair in PAIRS if pair[0].has_barriers]
+_ONE_SHOT_WITH_BARRIERS = [pair for pair in PAIRS if pair[0] is Kernel.BARRIER_ONE_SHOT]
+_TWO_SHOT_WITH_BARRIERS = [pair for pair in PAIRS if pair[0] is Kernel.BARRIER_TWO_SHOT]
 
 
-def _of_each(name: str, patch: Patch, pairs: list[tuple[Kernel, Protocol]]) -> tuple[Control, ...]:
-    return tuple(Control(name, (patch,), _drawn(*pair)) for pair in pairs)
+def _of_each(
+    name: str, patch: Patch | tuple[Patch, ...], pairs: list[tuple[Kernel, Protocol]]
+) -> tuple[Control, ...]:
+    patches = (patch,) if isinstance(patch, Patch) else patch
+    return tuple(Control(name, patches, _drawn(*pair)) for pair in pairs)
 
 
 CONTROLS: tuple[Control, ...] = (
     *_of_each("the second of two buffers", _in_buffers(1), _WITH_LL),
     *_of_each("the third of three buffers", _in_buffers(2), _SENTINEL_ALONE),
-    *_of_each("an epoch word for each slot", _replace(exchange, "EPOCH_NBYTES", 0), PAIRS),
+    *_of_each("an epoch word for each slot", _replace(exchange, "EPOCH_NBYTES", 0), _WITH_PACKETS),
     *_of_each(
         "the flag of the second half",
         Patch(packet_buffer, "_arrived", _first_half_only),
@@ -278,7 +325,11 @@ CONTROLS: tuple[Control, ...] = (
         _replace(PacketBuffer, "encode", _nothing),
         _WITH_SENTINEL,
     ),
-    *_of_each("the wrap from even to odd", _replace(exchange, "next_epoch", _wrap_to_even), PAIRS),
+    *_of_each(
+        "the wrap from even to odd",
+        _replace(exchange, "next_epoch", _wrap_to_even),
+        _WITH_PACKETS,
+    ),
     Control(
         "the epoch word in memory, for a launch argument that is replayed",
         (_replace(exchange, "st_b32", _nothing),),
@@ -345,7 +396,7 @@ CONTROLS: tuple[Control, ...] = (
     ),
     *(
         Control("`advance_epoch`", (_replace(LLBuffer, "advance_epoch", _nothing),), sums(protocol))
-        for protocol in Protocol
+        for protocol in PACKET_PROTOCOLS
     ),
     Control(
         "the release of a signal",
@@ -379,5 +430,45 @@ CONTROLS: tuple[Control, ...] = (
         "the meeting before a warp's copy",
         (_replace(signal, "all_in_warp", _votes_that_count),),
         _WARPS,
+    ),
+    *_of_each(
+        "the fence before a barrier's flag",
+        _replace(barrier, "set_flag", _set_without_fence),
+        _WITH_BARRIERS,
+    ),
+    *_of_each(
+        "the system scope of that fence",
+        _replace(barrier, "set_flag", _set_at_gpu_scope),
+        _WITH_BARRIERS,
+    ),
+    *_of_each("the fence behind a barrier's poll", _acquired_by(_nothing), _WITH_BARRIERS),
+    *_of_each("the system scope of that one", _acquired_by(fence_acq_rel_gpu), _WITH_BARRIERS),
+    *_of_each(
+        "the second of two flags", _replace(barrier, "flag_offset", _one_flag), _WITH_BARRIERS
+    ),
+    *_of_each(
+        "the meetings of a block",
+        _replace(barrier, "all_in_block", lambda value: value),
+        _WITH_BARRIERS,
+    ),
+    *_of_each(
+        "an epoch word for each block",
+        _replace(barrier, "EPOCH_NBYTES", 0),
+        _ONE_SHOT_WITH_BARRIERS + _TWO_SHOT_WITH_BARRIERS,
+    ),
+    *_of_each(
+        "the wrap of a barrier's epochs",
+        tuple(_replace(kernel, "next_epoch", _wrap_to_even) for kernel in _BARRIER_KERNELS),
+        _WITH_BARRIERS,
+    ),
+    *_of_each(
+        "the second buffer, which stands for an exit barrier",
+        _replace(barrier_one_shot, "buffer_at", lambda _: 0),
+        _ONE_SHOT_WITH_BARRIERS,
+    ),
+    *_of_each(
+        "the places for results, which stand for a third barrier",
+        _replace(barrier_two_shot, "place_of_results", lambda _: 0),
+        _TWO_SHOT_WITH_BARRIERS,
     ),
 )

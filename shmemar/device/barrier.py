@@ -1,0 +1,212 @@
+"""A barrier of a block with the block of the same number on every peer, by unicast flags.
+
+What any thread of the block wrote before it, to whatever memory, can be read after it by every
+thread of the peers' blocks, and what those read before may be overwritten after it.
+
+Steps, at epoch e of block b, for thread r of the block, where r is another rank:
+
+1. The block meets.
+2. Fence; store e to the flag of block b and the own rank on rank r.
+3. Poll the flag of block b and rank r at home until it equals e. Fence.
+4. The block meets; if a thread has given up at its deadline, all do.
+
+The fence before the flag is cumulative over what the threads of the block did before they met, and
+the one behind the poll over what they do after they meet again.
+
+Flags::
+
+    flags[e mod 2][block][source rank]     in symmetric memory, a word each
+    epochs[block]                          in the rank's own memory, a word each
+
+Nothing is ever reset: epochs count up, and the first one is 1, where fresh memory holds 0.
+
+Reuse is safe because a peer is one barrier ahead at most: it sets its flag of e + 1 only after it
+has the own flag of e, so while e is polled the flag of the same parity holds e - 2 or e, and equal
+is enough. It sets that of e + 2 only after it has the own one of e + 1, which is stored after the
+block has met behind its polls of e.
+
+Requires as many threads a block as ranks, and that all threads of a block come to each of its
+barriers with the same epoch. Where the threads of a rank run one after another, the first of a
+block does it all, and the others must not come.
+
+Cost: a remote store of 4 bytes to each peer and one round of polls, two fences of system scope, two
+meetings of the block.
+
+Source: PTX ISA 8.x, "Memory Consistency Model", release and acquire patterns with fences.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from shmemar.device.groups import all_in_block, share_work
+from shmemar.device.memory import (
+    fence_acq_rel_sys,
+    globaltimer_ns,
+    ld_b32,
+    ld_relaxed_sys_b32,
+    relax,
+    st_b32,
+    st_relaxed_sys_b32,
+)
+from shmemar.device.registry import device
+from shmemar.device.watchdog import POLLS_PER_LOOK, Watchdog, report, should_give_up
+from shmemar.device.words import i64_from_word, u32, u64
+from shmemar.layout import WORD_NBYTES, flag_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shmemar.device.kernels import KernelArguments
+    from shmemar.layout import BarrierLayout
+
+__all__ = ["BlockBarrier", "BlockThread", "block_barrier"]
+
+EPOCH_NBYTES = WORD_NBYTES
+"""Each block has an epoch word of its own."""
+
+
+class BlockThread(NamedTuple):
+    """What a thread of a block is told once: its call, and who it is.
+
+    Attributes:
+        arguments: The launch's.
+        rank: The own rank, a constant of the code.
+        block: The block.
+        lane: Its place in the block.
+        peer_region: The region of the rank whose number that is, if there is one.
+        watchdog: Deadline of its polls.
+    """
+
+    arguments: KernelArguments
+    rank: int
+    block: int
+    lane: int
+    peer_region: int
+    watchdog: Watchdog
+
+
+class BlockBarrier(NamedTuple):
+    """Device functions of one layout; ``me`` is a `BlockThread`.
+
+    Attributes:
+        open_thread: ``open_thread(arguments, rank, thread, block_threads)`` makes ``me``.
+        load_epoch: ``load_epoch(me)`` loads the epoch of the block's last barrier.
+        meet_peers: ``meet_peers(me, epoch, ready)`` is the barrier. False when a thread of the
+            block is not `ready`, and no flag was set; or when one gave up.
+        finish: ``finish(me, epoch)`` stores the epoch of the last one.
+    """
+
+    open_thread: Callable[..., BlockThread]
+    load_epoch: Callable[[BlockThread], int]
+    meet_peers: Callable[[BlockThread, int, bool], bool]
+    finish: Callable[[BlockThread, int], None]
+
+
+def block_barrier(layout: BarrierLayout, kernel: int) -> BlockBarrier:
+    """Make them for a layout, and for the kernel of that code (`KernelSpec.code`)."""
+    # Templated arguments.
+    NRANKS, NBLOCKS, BLOCK_THREADS = layout.nranks, layout.nblocks, layout.block_threads
+    KERNEL = kernel
+
+    @device
+    def open_thread(
+        arguments: KernelArguments, rank: int, thread: int, block_threads: int
+    ) -> BlockThread:
+        block, lane = u32(thread) // u32(BLOCK_THREADS), u32(thread) % u32(BLOCK_THREADS)
+        watchdog = Watchdog(
+            arguments.broken,
+            arguments.record,
+            arguments.timeout_ns,
+            KERNEL,
+            rank,
+            thread,
+            block_threads,
+        )
+        place = i64_from_word(lane)
+        region = region_of(arguments.peers, place)
+        return BlockThread(arguments, rank, i64_from_word(block), place, region, watchdog)
+
+    @device
+    def epoch_address(me: BlockThread) -> int:
+        return me.arguments.epochs + u64(me.block) * u64(EPOCH_NBYTES)
+
+    @device
+    def load_epoch(me: BlockThread) -> int:
+        return ld_b32(epoch_address(me))
+
+    @device
+    def flag_of(me: BlockThread, region: int, epoch: int, source: int) -> int:
+        parity = i64_from_word(u32(epoch & u32(1)))
+        return region + u64(flag_offset(parity, me.block, source, NBLOCKS, NRANKS))
+
+    @device
+    def meet_peers(me: BlockThread, epoch: int, ready: bool) -> bool:  # noqa: FBT001 - an operand
+        if not all_in_block(ready):
+            return False
+        home = me.arguments.peers[me.rank]
+        came = True
+        if share_work():
+            if me.lane < NRANKS and me.lane != me.rank:
+                set_flag(flag_of(me, me.peer_region, epoch, me.rank), epoch)
+                came = await_flag(me, flag_of(me, home, epoch, me.lane), epoch, me.lane)
+        else:
+            for peer in range(NRANKS):
+                if peer != me.rank:
+                    set_flag(flag_of(me, me.arguments.peers[peer], epoch, me.rank), epoch)
+            for peer in range(NRANKS):
+                if peer != me.rank and came:
+                    came = await_flag(me, flag_of(me, home, epoch, peer), epoch, peer)
+        return all_in_block(came)
+
+    @device
+    def finish(me: BlockThread, epoch: int) -> None:
+        if me.lane == 0:
+            st_b32(epoch_address(me), epoch)
+
+    return BlockBarrier(open_thread, load_epoch, meet_peers, finish)
+
+
+device(flag_offset)
+
+
+@device
+def region_of(peers: tuple[int, ...], rank: int) -> int:
+    """Return the region of a rank that only the running thread knows, from registers."""
+    region = peers[0]
+    for peer in range(1, len(peers)):
+        if peer == rank:
+            region = peers[peer]
+    return region
+
+
+@device
+def set_flag(flag: int, epoch: int) -> None:
+    """Set a peer's flag, behind everything that the thread has done or seen done."""
+    fence_acq_rel_sys()
+    st_relaxed_sys_b32(flag, epoch)
+
+
+@device
+def await_flag(me: BlockThread, flag: int, epoch: int, source: int) -> bool:
+    """Wait until a flag equals the epoch; what `source` did before it set it can then be seen.
+
+    Returns:
+        True; False when the deadline passed, on this call or before it.
+    """
+    polls = u32(0)
+    since_ns = u64(0)
+    while True:
+        seen = ld_relaxed_sys_b32(flag)
+        if seen == epoch:
+            fence_acq_rel_sys()
+            return True
+        polls = u32(polls + u32(1))
+        if polls & u32(POLLS_PER_LOOK - 1) == u32(0):
+            if since_ns == u64(0):
+                since_ns = globaltimer_ns()
+            if should_give_up(me.watchdog, since_ns):
+                missing = u64(u64(1) << u64(source))
+                report(me.watchdog, source, missing, u32(me.block), epoch, epoch, seen)
+                return False
+        relax()

@@ -27,13 +27,20 @@ if TYPE_CHECKING:
     Pinned = Callable[..., shmemar.Communicator]
 
 FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
+
+
+def is_run(kernel: Kernel, protocol: Protocol, nranks: int) -> bool:
+    """Each takes a few compilations: two ranks run what one and three leave out of barriers."""
+    by_default = protocol is kernel.default_protocol
+    return not kernel.has_barriers or nranks > 3 or by_default == (nranks != 2)
+
+
 VARIANTS = [
     (kernel, protocol)
     for kernel in Kernel
     if kernel.reduces
     for protocol in kernel.protocols
-    # Each takes a few compilations. Of those with barriers, two ranks run what others don't.
-    if not kernel.has_barriers or MPI.COMM_WORLD.size == 2 or protocol is kernel.default_protocol
+    if is_run(kernel, protocol, MPI.COMM_WORLD.size)
 ]
 COUNTS = 1, 2, 3, 5, 8, 13, 31, 64, 100, 255, 256, 257, 1000
 

@@ -137,6 +137,9 @@ _BOTH = CallSequence(
     replays=2,
 )
 _OVERLAPPING = CallSequence((Call(_spec(ONE_SHOT, LL), 4, 2),) * 8, resident=4)
+_LOOPED_BLOCKS = CallSequence(
+    (Call(_spec(Kernel.BARRIER_ONE_SHOT, Protocol.PULL), 3, 4, repeats=8),)
+)
 _LOOPED = CallSequence((Call(_spec(TWO_SHOT, SENTINEL_PROTOCOL), 8, 2, repeats=8),))
 
 
@@ -470,5 +473,10 @@ CONTROLS: tuple[Control, ...] = (
         "the places for results, which stand for a third barrier",
         _replace(barrier_two_shot, "place_of_results", lambda _: 0),
         _TWO_SHOT_WITH_BARRIERS,
+    ),
+    Control(
+        "the last meeting of a block in a body that is looped",
+        (_replace(checked_calls, "body_of", _not_looped),),
+        _fixed(_LOOPED_BLOCKS),
     ),
 )

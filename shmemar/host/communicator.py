@@ -86,7 +86,8 @@ class Communicator:
         rank: The own rank.
         size: Number of ranks.
         backend: Where kernels run.
-        determinism: What it was made with; every kernel of this version fulfils all of them.
+        determinism: What it was made with. Of the kernels of this version ``ll128_atomic`` needs
+            ``not_guaranteed``; the others fulfil all of them.
         lines: What is known of lines of 128 bytes here (:mod:`shmemar.host.litmus`); empty where
             nothing asked for it.
     """
@@ -143,10 +144,10 @@ class Communicator:
         Collective: every rank calls it with the same count, dtype and `op`, in the same order as
         its other calls. Each rank may place `x` and `out` as it likes, in place or not.
 
-        Elements are combined in rank order, so a result depends neither on timing nor on the size
-        of the message. 16-bit types are accumulated in float32 and rounded once. Integers wrap;
-        ``min`` and ``max`` propagate NaN and order -0 below +0; ``avg`` is the sum times the
-        reciprocal of the number of ranks.
+        Elements are combined in rank order (by ``ll128_atomic`` as they arrive), so a result does
+        not depend on timing, nor on the size of the message. 16-bit types are accumulated in
+        float32 and rounded once. Integers wrap; ``min`` and ``max`` propagate NaN and order -0
+        below +0; ``avg`` is the sum times the reciprocal of the number of ranks.
 
         On GPUs the work is enqueued on `stream`, and the call returns before it is done; what goes
         wrong there is raised by the next call or by `check`. numpy arrays are reduced by MPI's own

@@ -28,7 +28,8 @@ def came_and_left(comm: shmemar.Communicator, late: int) -> tuple[int, int]:
         time.sleep(LATE_S)
     came_ns = time.monotonic_ns()
     comm.barrier()
-    comm._runtime.synchronize()
+    with comm._runtime.active():
+        comm._runtime.synchronize()
     return came_ns, time.monotonic_ns()
 
 

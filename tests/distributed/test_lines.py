@@ -196,5 +196,6 @@ def test_its_packets_are_sentinel_ones(
 ) -> None:
     monkeypatch.setenv("SHMEMAR_KERNEL", "ll128_atomic")
     monkeypatch.setenv("SHMEMAR_PROTOCOL", "ll")
-    with pytest.raises(ConfigurationError, match=r"protocol is ll.*expected protocol sentinel"):
+    text = "SHMEMAR_PROTOCOL is 'll', and SHMEMAR_KERNEL ll128_atomic; expected protocol sentinel"
+    with pytest.raises(ConfigurationError, match=text):
         shmemar.init(world, backend=backend, determinism="not_guaranteed")

@@ -45,6 +45,7 @@ __all__ = [
     "NO_SLOT",
     "PACKET_NBYTES",
     "SENTINEL_BUFFERS",
+    "WARP_LINES",
     "WORDS_PER_PACKET",
     "WORD_NBYTES",
     "AnyLayout",

@@ -38,7 +38,14 @@ from shmemar.device.memory import (
 )
 from shmemar.device.registry import device
 from shmemar.device.words import f32_from_word, u32, u64, word_array, word_from_f32
-from shmemar.layout import LINE_LANES, LINE_NBYTES, PACKET_NBYTES, WORD_NBYTES, WORDS_PER_PACKET
+from shmemar.layout import (
+    LINE_LANES,
+    LINE_NBYTES,
+    PACKET_NBYTES,
+    WARP_LINES,
+    WORD_NBYTES,
+    WORDS_PER_PACKET,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +71,9 @@ __all__ = [
 
 LINE_ELEMENTS = LINE_NBYTES // WORD_NBYTES
 """Elements of a line."""
+
+NO_COUNT = 0xFFFFFFFF
+"""Bits that no sum of integers has."""
 
 MAX_COUNT = (1 << 24) // LINE_ELEMENTS
 """The highest count whose multiples float32 has all exactly."""
@@ -99,7 +109,9 @@ def _read(lines: int, line: int, lane: int, kind: int, seen: list[int]) -> None:
         bits = ld_relaxed_sys_b32(address)
     count_bits = from_lane_before(bits, lane)
     count = f32_from_word(count_bits)
-    all_in_warp(True)  # noqa: FBT003
+    # A vote on what was loaded, which is no NaN: the next load is made behind it.
+    if not all_in_warp(count_bits != u32(NO_COUNT)):
+        return
     words = word_array(WORDS_PER_PACKET)
     own = address + u64(lane) * u64(PACKET_NBYTES)
     words[0], words[1], words[2], words[3] = ld_relaxed_sys_v4_b32(own)
@@ -154,8 +166,9 @@ def _kernel(*, planted: bool) -> Callable[..., None]:
             _add(ll, lines, at, added)
             seen[WRITES] = u32(seen[WRITES] + u32(ll.size))
             _read(lines[ll.rank], line, lane, OLDER, seen)
-            # Half of all lines further on or more, by whole warps of lines where there are many.
-            other = (line + nlines // 2 + number % max(nlines // 8, 1)) % nlines
+            # Half of all lines further on or more, by whole warps of lines.
+            shift = WARP_LINES * (number % max(nlines // (2 * WARP_LINES), 1))
+            other = (line + nlines // 2 + shift) % nlines
             _read(lines[ll.rank], other, lane, OLDER_ACROSS, seen)
             if PLANTED:
                 _add(ll, lines, at, later)

@@ -144,10 +144,11 @@ class Communicator:
         Collective: every rank calls it with the same count, dtype and `op`, in the same order as
         its other calls. Each rank may place `x` and `out` as it likes, in place or not.
 
-        Elements are combined in rank order (by ``ll128_atomic`` as they arrive), so a result does
-        not depend on timing, nor on the size of the message. 16-bit types are accumulated in
-        float32 and rounded once. Integers wrap; ``min`` and ``max`` propagate NaN and order -0
-        below +0; ``avg`` is the sum times the reciprocal of the number of ranks.
+        Elements are combined in rank order, so a result does not depend on timing, nor on the size
+        of the message. 16-bit types are accumulated in float32 and rounded once. Integers wrap;
+        ``min`` and ``max`` propagate NaN and order -0 below +0; ``avg`` is the sum times the
+        reciprocal of the number of ranks. ``ll128_atomic``, where it is pinned, adds as elements
+        arrive, and rounds to their type at each addition: ranks agree, and runs need not.
 
         On GPUs the work is enqueued on `stream`, and the call returns before it is done; what goes
         wrong there is raised by the next call or by `check`. numpy arrays are reduced by MPI's own

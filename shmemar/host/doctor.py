@@ -328,12 +328,12 @@ def _line_findings(gpus: Gpus, diagnosis: Diagnosis, refusal: str | None) -> Ite
         why = "the nvshmem backend does not work here"
     elif diagnosis.chosen is not Backend.NVSHMEM:
         why = f"the backend is {diagnosis.chosen.value}"
-    if why:
+    if why and survey.started_ranks() == 1:
         yield Finding(section, name, f"not run: {why}", State.ABSENT)
         return
     advice = "leave SHMEMAR_KERNEL unset, or pin another kernel than ll128_atomic"
     try:
-        report = survey.litmus()
+        report = survey.litmus(why)
     except ShmemarError as error:
         value = f"could not be run: {_short(_said(error))}"
         yield Finding(section, name, value, State.WARNING, advice)

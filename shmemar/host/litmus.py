@@ -10,12 +10,12 @@ is planted.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import logging
 import os
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,18 +37,17 @@ from shmemar.device.litmus import (
     litmus,
     planted_litmus,
 )
-from shmemar.errors import ArgumentError
+from shmemar.errors import ArgumentError, DeviceError
 from shmemar.host.gpus import GpuFacts, facts_of
 from shmemar.host.launch import cache_directory
 from shmemar.host.ranks import name_ranks
 from shmemar.host.runtime import bound_gpu
-from shmemar.host.survey import kernel_driver
+from shmemar.host.survey import installed, kernel_driver
 from shmemar.layout import LINE_LANES
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -69,9 +68,10 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-LONG_LINES = 1_000_000
-SHORT_LINES = 100_000
-"""Line writes of each rank; the short form is for `shmemar.init`."""
+LONG_LINES = 10_000_000
+SHORT_LINES = 2_000_000
+"""Line writes of each rank; the short form is for `shmemar.init`. It takes 20 ms or more (2.6 us
+for 256 lines, 2 ranks on an H200, 2026-11-30), so that ranks are at it at once for most of it."""
 
 MIN_COMPUTE_CAPABILITY = (9, 0)
 """The first whose additions to memory are 16 bytes wide."""
@@ -313,7 +313,16 @@ def why_no_lines(facts: Sequence[GpuFacts | None]) -> str | None:
 def gather_facts(comm: Communicator) -> list[GpuFacts | None]:
     """Tell one another which GPUs the ranks run on. Collective."""
     gpu = None if comm.backend is Backend.EMULATED else bound_gpu()
-    return comm.host_allgather(None if gpu is None else facts_of(gpu))
+    own, trouble = None, ""
+    try:
+        own = None if gpu is None else facts_of(gpu)
+    except Exception as error:  # noqa: BLE001 - every rank hears of it, and raises
+        trouble = f"{type(error).__name__}: {error}"
+    everyone = comm.host_allgather((own, trouble))
+    for rank, (_, theirs) in enumerate(everyone):
+        if theirs:
+            raise DeviceError(f"rank {rank} could not look at its GPU ({theirs}). Run the doctor.")
+    return [facts for facts, _ in everyone]
 
 
 @dataclass(frozen=True)
@@ -346,14 +355,18 @@ def lines_verdict(comm: Communicator, lines: int = SHORT_LINES) -> LinesVerdict:
         return known
     report = run_litmus(comm, lines)
     verdict = LinesVerdict(report.passed, str(report))
-    if comm.rank == 0:
+    if comm.rank == 0 and report.passed:
         remember(path, key, report)
     # Rank 0 decides, as for every choice that something measured goes into.
     return comm.host_allgather(verdict)[0]
 
 
 def _key(gpus: Sequence[GpuFacts], driver: str) -> str:
-    code = hashlib.sha256(inspect.getsource(device_litmus).encode()).hexdigest()[:16]
+    # What is tested is the test, its instructions, and what compiles them.
+    source = Path(device_litmus.__file__)
+    parts = [file.read_text() for file in (source, source.with_name("ptx.py"))]
+    parts.append(str(installed("numba_cuda", ("numba-cuda",))))
+    code = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     ranks = [[gpu.name, gpu.uuid] for gpu in gpus]
     return json.dumps({"ranks": ranks, "driver": driver, "code": code}, sort_keys=True)
 

@@ -25,7 +25,7 @@ from shmemar.host.litmus import lines_verdict
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
 from shmemar.host.scratch import layout_for
-from shmemar.layout import LLLayout
+from shmemar.layout import LL_BUFFERS, LLLayout
 from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel, KernelSpec
 
 if TYPE_CHECKING:
@@ -140,8 +140,9 @@ def _require_lines(
                 f"expected GPUs on which lines of 128 bytes arrive as a whole: {verdict.text}. "
                 f"Pin {Kernel.TWO_SHOT.value} instead."
             )
-    except (CollectiveTimeoutError, DeviceError):
-        raise  # nothing that is collective would end
+    except (CollectiveTimeoutError, DeviceError) as error:
+        made.__exit__(type(error), error, None)  # nothing that is collective would end
+        raise
     except Exception:
         made.close()
         raise
@@ -219,7 +220,8 @@ def _check_size(nranks: int, config: Config) -> None:
         nbytes = getattr(config, name)
         if nbytes > MAX_SCRATCH_NBYTES:
             raise ConfigurationError(f"{name} is {nbytes}; expected {MAX_SCRATCH_NBYTES} at most.")
-        LLLayout.fit(nranks, nbytes, unit.nbuffers)
+        # Broadcasts have LL packets, whatever is pinned.
+        LLLayout.fit(nranks, nbytes, LL_BUFFERS if unit.kernel.has_barriers else unit.nbuffers)
     layout_for(unit, config)
 
 

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shmemar.config import Config, environment
+from shmemar.config import DEFAULT_TIMEOUT_S, Config, environment
 from shmemar.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -261,16 +261,35 @@ def auto_refusal() -> str | None:
     return why_no_gpu()
 
 
-def litmus() -> LitmusReport:
+def started_ranks() -> int:
+    """Number of processes that mpirun has started; 1 without it."""
+    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+        text = environment(variable)
+        if text is not None and text.isdecimal():
+            return int(text)
+    return 1
+
+
+def litmus(why_not: str = "") -> LitmusReport:
     """Run the long litmus test of lines, on all ranks that mpirun has started. Collective.
+
+    Args:
+        why_not: Why this rank can't; empty if it can. Then nothing is run on any.
 
     Raises:
         ShmemarError: It could not be run.
     """
-    from shmemar.host.bootstrap import load_mpi
+    from shmemar.host.bootstrap import Bootstrap, load_mpi
     from shmemar.host.litmus import LitmusReport, gather_facts, run_litmus, why_no_lines
     from shmemar.host.startup import init
 
+    # What keeps one rank from it must not leave the others waiting for it.
+    bootstrap = Bootstrap(load_mpi().COMM_WORLD, DEFAULT_TIMEOUT_S)
+    reasons = bootstrap.allgather(why_not, "say who can run the litmus test")
+    bootstrap.free()
+    for rank, reason in enumerate(reasons):
+        if reason:
+            return LitmusReport(bootstrap.size, why_not_run=f"rank {rank}: {reason}")
     options: Any = {"backend": "nvshmem", "determinism": "not_guaranteed"}
     with init(load_mpi().COMM_WORLD, **options) as comm:
         why = why_no_lines(gather_facts(comm))

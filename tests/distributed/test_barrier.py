@@ -52,9 +52,12 @@ def test_ranks_that_do_not_meet_leave_before(
     if met.size == 1:
         pytest.skip("one rank meets nobody")
     monkeypatch.setattr(Communicator, "barrier", lambda _: None)
-    met.host_barrier()
-    times = agree(came_and_left(met, late=met.size - 1))
-    assert min(left for _, left in times) < max(came for came, _ in times)
+    found = []
+    for _ in range(5):  # a host may be so busy that all are late
+        met.host_barrier()
+        times = agree(came_and_left(met, late=met.size - 1))
+        found.append(min(left for _, left in times) < max(came for came, _ in times))
+    assert any(found)
 
 
 def writes(ll: Any, thread: int, nthreads: int, box: Any, own: Any, x: Any, at: int) -> None:

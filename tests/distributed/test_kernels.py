@@ -30,9 +30,10 @@ FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
 
 
 def is_run(kernel: Kernel, protocol: Protocol, nranks: int) -> bool:
-    """Each takes a few compilations: two ranks run what one and three leave out of barriers."""
-    by_default = protocol is kernel.default_protocol
-    return not kernel.has_barriers or nranks > 3 or by_default == (nranks != 2)
+    """Each takes a few compilations: one rank and three leave out some of those with barriers."""
+    if not kernel.has_barriers or nranks not in (1, 3):
+        return True
+    return protocol is kernel.default_protocol and (nranks == 1 or kernel.is_two_shot)
 
 
 VARIANTS = [

@@ -38,8 +38,9 @@ def nseeds(request: pytest.FixtureRequest) -> int:
 def test_nothing_is_found_in_sequences_of_calls(
     kernel: Kernel, protocol: Protocol, nranks: int, nseeds: int
 ) -> None:
-    has_few = nranks < 8 and (nranks < 3 or kernel is not Kernel.LL128_ATOMIC)
-    runs = nseeds if has_few else -(-nseeds // 3)  # of many operations each
+    runs = nseeds if nranks < 8 else -(-nseeds // 3)  # of many operations each
+    if kernel is Kernel.LL128_ATOMIC:
+        runs = -(-nseeds // 9) if nranks == 8 else -(-nseeds // 3)
     if kernel.has_barriers:  # with a thread for each rank, their square
         runs = -(-runs // 3)
     report = check(kernel, protocol, nranks, range(runs))
@@ -52,7 +53,8 @@ def test_nothing_is_found_in_sequences_of_calls(
 def test_nothing_is_found_under_any_kind_of_schedule(
     kernel: Kernel, protocol: Protocol, kind: ScheduleKind
 ) -> None:
-    seeds = range(100, 102 if kernel.has_barriers else 106)
+    few = kernel.has_barriers or kernel is Kernel.LL128_ATOMIC
+    seeds = range(100, 102 if few else 106)
     report = check(kernel, protocol, 3, seeds, kind.value)
     assert report.passed, str(report)
 
@@ -106,7 +108,8 @@ def mixed_calls(kernel: Kernel, protocol: Protocol, nranks: int) -> tuple[Call, 
 @pytest.mark.parametrize("first_epoch", [2**31 - 3, 2**32 - 4, 2**32 - 5])
 def test_epochs_pass_the_wrap(kernel: Kernel, protocol: Protocol, first_epoch: int) -> None:
     sequence = CallSequence(mixed_calls(kernel, protocol, 2), first_epoch)
-    report = check_sequence(sequence, range(9 if kernel.has_barriers else 30))
+    few = kernel.has_barriers or kernel is Kernel.LL128_ATOMIC
+    report = check_sequence(sequence, range(9 if few else 30))
     assert report.passed, str(report)
 
 

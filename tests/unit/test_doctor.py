@@ -15,7 +15,7 @@ import pytest
 from shmemar import __main__ as command
 from shmemar.config import Config
 from shmemar.errors import BackendUnavailableError
-from shmemar.host import doctor, survey
+from shmemar.host import bootstrap, doctor, survey
 from shmemar.host.doctor import Diagnosis, Finding, State, diagnose, render
 from shmemar.host.litmus import LitmusReport
 from shmemar.host.survey import Gpu, Gpus
@@ -89,10 +89,14 @@ def tell(answer: str | Exception) -> str:
     return answer
 
 
+OUTSIDE = "NVSHMEM_DISABLE_NVLS", "CUDA_VISIBLE_DEVICES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
+"""Variables of others that are read."""
+
+
 @pytest.fixture
 def examine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], Diagnosis]:
     """Diagnose a faked machine in an environment without variables that matter."""
-    for name in (*Config().as_variables(), "NVSHMEM_DISABLE_NVLS", "CUDA_VISIBLE_DEVICES"):
+    for name in (*Config().as_variables(), *OUTSIDE):
         monkeypatch.delenv(name, raising=False)
 
     def run(machine: Machine) -> Diagnosis:
@@ -103,7 +107,7 @@ def examine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], Diagnosis]:
         monkeypatch.setattr(survey, "nvshmem_library", lambda: tell(machine.nvshmem))
         monkeypatch.setattr(survey, "shared_room", lambda: machine.room)
         monkeypatch.setattr(survey, "auto_refusal", lambda: machine.refusal)
-        monkeypatch.setattr(survey, "litmus", lambda: litmus_of(machine.litmus))
+        monkeypatch.setattr(survey, "litmus", lambda _: litmus_of(machine.litmus))
         return diagnose()
 
     return run
@@ -842,3 +846,42 @@ def test_the_command_prints_the_report_and_returns_its_status(
 def test_every_package_is_listed_once() -> None:
     names = [name for name, *_ in doctor.PACKAGES]
     assert len(set(names)) == len(names) == 11
+
+
+class _Ranks:
+    """Two ranks that tell one another why they can't, as `survey.litmus` asks them."""
+
+    def __init__(self, theirs: str) -> None:
+        self.size = 2
+        self._theirs = theirs
+        self.is_freed = False
+
+    def allgather(self, mine: str, what: str) -> list[str]:
+        return [mine, self._theirs]
+
+    def free(self) -> None:
+        self.is_freed = True
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "reason"),
+    [("", "no GPU", "rank 1: no GPU"), ("no GPU", "", "rank 0: no GPU")],
+)
+def test_what_keeps_one_rank_from_the_litmus_test_keeps_all(
+    monkeypatch: pytest.MonkeyPatch, mine: str, theirs: str, reason: str
+) -> None:
+    ranks = _Ranks(theirs)
+    monkeypatch.setattr(bootstrap, "load_mpi", lambda: SimpleNamespace(COMM_WORLD=None))
+    monkeypatch.setattr(bootstrap, "Bootstrap", lambda *_: ranks)
+    report = survey.litmus(mine)
+    assert (report.ranks, report.why_not_run, report.passed) == (2, reason, False)
+    assert ranks.is_freed
+
+
+def test_a_rank_that_cannot_joins_the_others_all_the_same(
+    examine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    said = LitmusReport(2, why_not_run="rank 1: no GPU")
+    finding = find(examine(Machine(refusal="something", litmus=said)), "litmus test")
+    assert (finding.state, finding.value) == (State.ABSENT, "not run: rank 1: no GPU")

@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 
 from shmemar.config import Config
+from shmemar.device import packet
 from shmemar.device.litmus import FIELDS, LINE_ELEMENTS, MAX_COUNT
-from shmemar.errors import ArgumentError, CollectiveTimeoutError, ConfigurationError
+from shmemar.errors import (
+    ArgumentError,
+    CollectiveTimeoutError,
+    ConfigurationError,
+    DeviceError,
+)
 from shmemar.host import gpus, launch, litmus, startup
 from shmemar.host.communicator import Communicator
 from shmemar.host.gpus import GpuFacts, facts_of
@@ -22,6 +28,7 @@ from shmemar.host.litmus import (
     LinesVerdict,
     LitmusReport,
     Tally,
+    gather_facts,
     lines_verdict,
     recall,
     remember,
@@ -322,12 +329,20 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[P
     return lambda: sorted(folder.iterdir()) if folder.exists() else []
 
 
-@pytest.mark.parametrize("older", [0, 1])
-def test_a_verdict_is_kept_for_the_same_machine(kept: Callable[[], list[Path]], older: int) -> None:
-    first, second = FakeComm(older=older), FakeComm(older=older)
+def test_a_failure_is_not_kept(kept: Callable[[], list[Path]]) -> None:
+    for _ in range(2):
+        comm = FakeComm(older=1)
+        assert not lines_verdict(comm).passed  # type: ignore[arg-type]
+        assert len(comm.launches) == 2
+    assert kept() == []
+
+
+def test_a_pass_is_kept_for_the_same_machine(kept: Callable[[], list[Path]]) -> None:
+    first, second = FakeComm(), FakeComm()
     verdict = lines_verdict(first)  # type: ignore[arg-type]
     again = lines_verdict(second)  # type: ignore[arg-type]
-    assert verdict.passed == again.passed == (older == 0)
+    assert verdict.passed
+    assert again.passed
     (path,) = kept()
     assert again.text == f"{verdict.text} (of an earlier run, kept in {path})"
     assert len(first.launches) == 2
@@ -336,7 +351,7 @@ def test_a_verdict_is_kept_for_the_same_machine(kept: Callable[[], list[Path]], 
 
 @pytest.mark.parametrize(
     "change",
-    ["kernel_driver", "bound_gpu", "device_litmus"],
+    ["kernel_driver", "bound_gpu", "device_litmus", "installed"],
 )
 def test_another_driver_gpu_or_test_is_another_machine(
     kept: Callable[[], list[Path]], monkeypatch: pytest.MonkeyPatch, change: str
@@ -345,7 +360,8 @@ def test_another_driver_gpu_or_test_is_another_machine(
     others: dict[str, Any] = {
         "kernel_driver": lambda: "590.1",
         "bound_gpu": lambda: SECOND,
-        "device_litmus": launch,
+        "device_litmus": packet,
+        "installed": lambda *_: "another version",
     }
     monkeypatch.setattr(litmus, change, others[change])
     comm = FakeComm()
@@ -425,7 +441,7 @@ class Made:
 
     def __init__(self) -> None:
         self.lines = ""
-        self.is_closed = False
+        self.is_closed = self.is_abandoned = False
 
     def close(self) -> None:
         self.is_closed = True
@@ -433,8 +449,10 @@ class Made:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.is_abandoned = kind is not None
+        if not self.is_abandoned:
+            self.close()
 
 
 class Init:
@@ -500,7 +518,19 @@ def test_all_ranks_close_what_was_made_unless_one_is_missing(
     init.outcome = outcome
     with pytest.raises(error):
         init.run()
-    assert init.made.is_closed == closes
+    assert (init.made.is_closed, init.made.is_abandoned) == (closes, not closes)
+
+
+def test_a_rank_that_cannot_look_at_its_gpu_is_an_error_on_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(gpu: Any) -> GpuFacts:
+        raise OSError("no driver")
+
+    monkeypatch.setattr(litmus, "bound_gpu", lambda: H200)
+    monkeypatch.setattr(litmus, "facts_of", fails)
+    with pytest.raises(DeviceError, match=r"rank 0 could not look.*OSError: no driver"):
+        gather_facts(FakeComm())  # type: ignore[arg-type]
 
 
 def test_a_description_has_the_verdict_once_it_is_known() -> None:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests that need a GPU, on a host with one or more, from the repository's root:
 #     tests/on_gpu_host.sh [RANKS ...]       (default: 1 2 4 8)
+# With LOG_DIRECTORY set, what each step printed is kept there.
 # Several ranks may share a GPU; start CUDA MPS first (nvidia-cuda-mps-control -d).
 # The last step loses a rank in the middle of a kernel, which can take the MPS server down.
 set -uo pipefail
@@ -9,6 +10,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 failed=0
 log=$(mktemp)
+steps=0
 
 # step STATUS TIMES EXPECTED SECONDS COMMAND...: the command ends within SECONDS with STATUS (0 or 1)
 # and prints EXPECTED on TIMES lines.
@@ -22,12 +24,14 @@ step() {
     echo "FAILED, status $status"
     grep -E "^(E  |FAILED|ERROR)|Error" "$log" | sort | uniq -c | sort -rn | head -15 | cut -c1-300
   fi
+  steps=$((steps + 1))
+  if [ -n "${LOG_DIRECTORY:-}" ]; then cp "$log" "$LOG_DIRECTORY/step-$steps.log"; fi
   grep -E "passed|failed|CAUGHT|ERROR SUMMARY|all results right" "$log" | cut -c1-200 | sort | uniq -c
   echo "-- $((SECONDS - start)) s"
 }
 
 suite=(python3 -m pytest tests/distributed --distributed -q -p no:cacheprovider --color=no
-  --maxfail=6 --backend=nvshmem)
+  --maxfail=6 --backend=nvshmem -o faulthandler_timeout=60)
 export SHMEMAR_TIMEOUT_S=20
 [ $# -gt 0 ] || set -- 1 2 4 8
 for ranks in "$@"; do

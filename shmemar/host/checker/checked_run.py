@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 from shmemar.device.interpreter import running
 from shmemar.errors import ArgumentError
 from shmemar.host.checker.hostile_machine import HostileMachine
@@ -146,7 +148,8 @@ def _once(
         moves=moves,
     )
     try:
-        with running(machine):
+        # Threads have a state of their own; this one performs additions, perhaps of NaNs.
+        with running(machine), np.errstate(all="ignore"):
             machine.run(program.prepare(machine, seed))
     except ProtocolError as error:
         return machine, error

@@ -11,8 +11,8 @@ Region of one rank (half-open byte ranges, P = ``pitch_nbytes``, B = ``buffer_nb
 
 A slot's epoch e lies in buffer e mod 2 with LL packets, and e mod 3 with sentinel ones.
 
-Behind the packets of an LL128 kernel lie two accumulators of 128-byte lines (A = ``nbytes`` of the
-packets)::
+Behind the packets of an LL128 kernel lie two accumulators of 128-byte lines (A =
+``packets_nbytes``)::
 
     accumulator 0   [A, A+P)        [A, A+128) line 0   [A+128, A+256) line 1   ...
     accumulator 1   [A+P, A+2P)     a line's 16 bytes of lane j are those of slot 8 * line + j

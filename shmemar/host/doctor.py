@@ -328,7 +328,9 @@ def _line_findings(gpus: Gpus, diagnosis: Diagnosis, refusal: str | None) -> Ite
         why = "the nvshmem backend does not work here"
     elif diagnosis.chosen is not Backend.NVSHMEM:
         why = f"the backend is {diagnosis.chosen.value}"
-    if why and survey.started_ranks() == 1:
+    # An MPI that does not start, which stops both backends, may end this process in the middle.
+    can_join = diagnosis.works(Backend.EMULATED) or diagnosis.works(Backend.NVSHMEM)
+    if why and (survey.started_ranks() == 1 or not can_join):
         yield Finding(section, name, f"not run: {why}", State.ABSENT)
         return
     advice = "leave SHMEMAR_KERNEL unset, or pin another kernel than ll128_atomic"

@@ -70,8 +70,8 @@ logger = logging.getLogger(__name__)
 
 LONG_LINES = 10_000_000
 SHORT_LINES = 2_000_000
-"""Line writes of each rank; the short form is for `shmemar.init`. It takes 20 ms or more (2.6 us
-for 256 lines, 2 ranks on an H200, 2026-11-30), so that ranks are at it at once for most of it."""
+"""Line writes of each rank; the short form is for `shmemar.init`. A million took two ranks on an
+H200 0.01 s (2026-11-30). How much of the time all ranks are at it at once is not measured."""
 
 MIN_COMPUTE_CAPABILITY = (9, 0)
 """The first whose additions to memory are 16 bytes wide."""

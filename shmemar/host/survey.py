@@ -263,7 +263,7 @@ def auto_refusal() -> str | None:
 
 def started_ranks() -> int:
     """Number of processes that mpirun has started; 1 without it."""
-    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
         text = environment(variable)
         if text is not None and text.isdecimal():
             return int(text)

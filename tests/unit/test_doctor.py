@@ -89,7 +89,13 @@ def tell(answer: str | Exception) -> str:
     return answer
 
 
-OUTSIDE = "NVSHMEM_DISABLE_NVLS", "CUDA_VISIBLE_DEVICES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
+OUTSIDE = (
+    "NVSHMEM_DISABLE_NVLS",
+    "CUDA_VISIBLE_DEVICES",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+)
 """Variables of others that are read."""
 
 
@@ -885,3 +891,23 @@ def test_a_rank_that_cannot_joins_the_others_all_the_same(
     said = LitmusReport(2, why_not_run="rank 1: no GPU")
     finding = find(examine(Machine(refusal="something", litmus=said)), "litmus test")
     assert (finding.state, finding.value) == (State.ABSENT, "not run: rank 1: no GPU")
+
+
+def test_a_rank_whose_mpi_does_not_start_joins_nobody(
+    examine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    said = LitmusReport(2, why_not_run="it was asked")
+    finding = find(examine(Machine(mpi=RuntimeError("no"), litmus=said)), "litmus test")
+    assert "the nvshmem backend does not work here" in finding.value
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_the_launcher_says_how_many_it_started(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in OUTSIDE:
+        monkeypatch.delenv(name, raising=False)
+    assert survey.started_ranks() == 1
+    monkeypatch.setenv(variable, "3")
+    assert survey.started_ranks() == 3

@@ -141,9 +141,7 @@ def block_barrier(layout: BarrierLayout, kernel: int) -> BlockBarrier:
         return region + u64(flag_offset(parity, me.block, source, NBLOCKS, NRANKS))
 
     @device
-    def meet_peers(me: BlockThread, epoch: int, ready: bool) -> bool:  # noqa: FBT001 - an operand
-        if not all_in_block(ready):
-            return False
+    def exchange_flags(me: BlockThread, epoch: int) -> bool:
         home = me.arguments.peers[me.rank]
         came = True
         if share_work():
@@ -157,6 +155,13 @@ def block_barrier(layout: BarrierLayout, kernel: int) -> BlockBarrier:
             for peer in range(NRANKS):
                 if peer != me.rank and came:
                     came = await_flag(me, flag_of(me, home, epoch, peer), epoch, peer)
+        return came
+
+    @device
+    def meet_peers(me: BlockThread, epoch: int, ready: bool) -> bool:  # noqa: FBT001 - an operand
+        if not all_in_block(ready):
+            return False
+        came = exchange_flags(me, epoch)
         return all_in_block(came)
 
     @device

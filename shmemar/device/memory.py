@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shmemar.device.additions import add_f32, add_two_bf16, add_two_f16
 from shmemar.device.interpreter import Order, Scope, current
+from shmemar.device.registry import meeting
 
 if TYPE_CHECKING:
     from shmemar.device.words import Packet
@@ -143,6 +144,7 @@ def red_relaxed_sys_add_u32(address: int, value: int) -> None:
     current().add(address, value)
 
 
+@meeting
 def red_line_relaxed_sys_add_f32(
     address: int, first: int, second: int, third: int, fourth: int
 ) -> None:
@@ -154,6 +156,7 @@ def red_line_relaxed_sys_add_f32(
     current().add_to_line(address, (first, second, third, fourth), add_f32)
 
 
+@meeting
 def red_line_relaxed_sys_add_f16x2(
     address: int, first: int, second: int, third: int, fourth: int
 ) -> None:
@@ -161,6 +164,7 @@ def red_line_relaxed_sys_add_f16x2(
     current().add_to_line(address, (first, second, third, fourth), add_two_f16)
 
 
+@meeting
 def red_line_relaxed_sys_add_bf16x2(
     address: int, first: int, second: int, third: int, fourth: int
 ) -> None:

@@ -1,7 +1,7 @@
 """Command line of the benchmarks.
 
-``mpirun -n N python -m benchmarks allreduce`` measures latency; ``python -m benchmarks
-machine-code`` says what the compilers made of the kernels.
+``mpirun -n N python -m benchmarks allreduce`` measures latency, ``barrier`` what barriers take of
+it; ``python -m benchmarks machine-code`` says what the compilers made of the kernels.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import shmemar
+from benchmarks.barriers import measure_barrier, measure_share
 from benchmarks.machine_code import disassemble
 from benchmarks.timing import MODES, Case, measure, why_not
 from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
@@ -27,14 +28,21 @@ from shmemar.spec import Backend, Kernel, KernelSpec, Protocol, why_impossible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.barriers import Share
     from benchmarks.timing import Result
 
 HEADER = (
-    f"#{'size':>9}{'count':>10}{'type':>11}{'redop':>6}{'mode':>8}{'kernel':>18}{'blocks':>7}"
+    f"#{'size':>9}{'count':>10}{'type':>11}{'redop':>6}{'mode':>8}{'kernel':>24}{'blocks':>7}"
     f"{'time':>9}{'p20':>9}{'p80':>9}{'p99':>9}{'other':>9}{'algbw':>8}{'busbw':>8}{'#wrong':>8}\n"
-    f"#{'(B)':>9}{'(elems)':>10}{'':>11}{'':>6}{'':>8}{'':>18}{'':>7}"
+    f"#{'(B)':>9}{'(elems)':>10}{'':>11}{'':>6}{'':>8}{'':>24}{'':>7}"
     f"{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(GB/s)':>8}{'(GB/s)':>8}"
 )
+SHARE_HEADER = (
+    "# Mode device; data: without barriers, what is left of the time.\n"
+    f"#{'size':>9}{'kernel':>24}{'blocks':>7}{'time':>9}{'data':>9}{'barriers':>9}{'#wrong':>8}\n"
+    f"#{'(B)':>9}{'':>24}{'':>7}{'(us)':>9}{'(us)':>9}"
+)
+_WITH_BARRIERS = [each.value for each in Kernel if each.has_barriers and each.reduces]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +71,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     allreduce.add_argument("--backend", default=None, choices=[b.value for b in Backend])
     allreduce.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
+    barrier = commands.add_parser(
+        "barrier", help="latency of a barrier, and what part of a kernel's time its barriers take"
+    )
+    barrier.add_argument("-m", "--modes", default=",".join(MODES), help="default: %(default)s")
+    barrier.add_argument("-n", "--samples", default=30, type=int, help="samples a row")
+    barrier.add_argument("-r", "--repeats", default=200, type=int, help="barriers a sample")
+    barrier.add_argument("--sizes", default="128,64K,1M,8M", metavar="SIZE,...", help="of messages")
+    barrier.add_argument("-d", "--dtype", default="float32", choices=DTYPES)
+    barrier.add_argument(
+        "--kernels", default="", metavar="NAME,...", help="measure the share of barriers in these"
+    )
+    barrier.add_argument("--protocols", metavar="NAME,...", help="of those that a kernel has")
+    barrier.add_argument("--backend", default=None, choices=[b.value for b in Backend])
+    barrier.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     code = commands.add_parser(
         "machine-code", help="registers, spills and instructions of each kernel, on a GPU host"
     )
@@ -73,6 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     code.add_argument("-o", "--op", default="sum", choices=[op.value for op in ReduceOp])
     code.add_argument("--json", type=Path, metavar="FILE", help="write it here too")
     arguments = parser.parse_args(argv)
+    for option, names in (("--kernels", list(Kernel)), ("--protocols", list(Protocol))):
+        given = getattr(arguments, option[2:])
+        strange = [name for name in given.split(",") if name not in names] if given else []
+        if strange:
+            parser.error(f"{option} has {strange[0]!r}; expected some of {', '.join(names)}")
     if arguments.command == "machine-code":
         return _machine_code(arguments)
     modes = arguments.modes.split(",")
@@ -81,6 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--modes has {unknown[0]!r}; expected some of {', '.join(MODES)}")
     if arguments.samples < 1 or arguments.repeats < 5:
         parser.error("--samples must be 1 or more, and --repeats 5 or more")
+    if arguments.command == "barrier":
+        names = arguments.kernels.split(",") if arguments.kernels else []
+        unknown = [name for name in names if name not in _WITH_BARRIERS]
+        if unknown:
+            expected = ", ".join(_WITH_BARRIERS)
+            parser.error(f"--kernels has {unknown[0]!r}; expected some of {expected}")
+        return _barrier(arguments, modes)
     repeating = modes != ["eager"]
     if arguments.in_place and repeating and arguments.op not in ("min", "max"):
         parser.error("--in-place needs --op min or max, or -m eager: other calls don't repeat")
@@ -113,11 +147,7 @@ def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
     with shmemar.init(load_mpi().COMM_WORLD, backend=arguments.backend) as comm:
         where = comm.describe()
         if comm.rank == 0:
-            for name, text in where.items():
-                print(f"# {name}: {text}")
-            print("# time: maximum over ranks of each rank's median. other: graph: an empty kernel")
-            print("# in the collective's place; eager: the host's time of a call.")
-            print(HEADER, flush=True)
+            _print_head(where)
         for kernel, protocol in _pairs(arguments.kernels, arguments.protocols):
             with _pinned(kernel, protocol, arguments.backend) as pinned:
                 rows += _measure_all(pinned, modes, cases)
@@ -126,13 +156,66 @@ def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
     return 1 if any(row.wrong for row in rows) else 0
 
 
+def _barrier(arguments: argparse.Namespace, modes: list[str]) -> int:
+    dtype = as_dtype(arguments.dtype)
+    rows: list[Result] = []
+    shares: list[Share] = []
+    with shmemar.init(load_mpi().COMM_WORLD, backend=arguments.backend) as comm:
+        where = comm.describe()
+        if comm.rank == 0:
+            _print_head(where)
+        for mode in modes:
+            if _is_possible(comm, mode):
+                rows.append(measure_barrier(comm, mode, arguments.samples, arguments.repeats))
+                if comm.rank == 0:
+                    print(_line(rows[-1], comm.size), flush=True)
+        pairs = _pairs(arguments.kernels, arguments.protocols) if arguments.kernels else []
+        if pairs and _is_possible(comm, "device"):
+            if comm.rank == 0:
+                print(SHARE_HEADER, flush=True)
+            for kernel, protocol in pairs:
+                with _pinned(kernel, protocol, arguments.backend) as pinned:
+                    for nbytes in map(parse_nbytes, arguments.sizes.split(",")):
+                        count = max(nbytes // dtype.itemsize, 1)
+                        case = Case(
+                            dtype,
+                            ReduceOp.SUM,
+                            count,
+                            samples=arguments.samples,
+                            repeats=arguments.repeats,
+                        )
+                        shares.append(measure_share(pinned, case))
+                        if comm.rank == 0:
+                            print(_share_line(shares[-1]), flush=True)
+        if comm.rank == 0 and arguments.json:
+            found = {
+                "rows": [row.as_dict() for row in rows],
+                "shares": [asdict(share) for share in shares],
+            }
+            _write_json(arguments.json, {**where, **found})
+    wrong = [row.wrong for row in rows] + [share.wrong for share in shares]
+    return 1 if any(wrong) else 0
+
+
+def _print_head(where: dict[str, str]) -> None:
+    for name, text in where.items():
+        print(f"# {name}: {text}")
+    print("# time: maximum over ranks of each rank's median. other: graph: an empty kernel")
+    print("# in the collective's place; eager: the host's time of a call.")
+    print(HEADER, flush=True)
+
+
+def _is_possible(comm: shmemar.Communicator, mode: str) -> bool:
+    reason = why_not(comm, mode)
+    if reason and comm.rank == 0:
+        print(f"# {mode}: not run, {reason}", flush=True)
+    return not reason
+
+
 def _measure_all(comm: shmemar.Communicator, modes: list[str], cases: list[Case]) -> list[Result]:
     rows = []
     for mode in modes:
-        reason = why_not(comm, mode)
-        if reason:
-            if comm.rank == 0:
-                print(f"# {mode}: not run, {reason}", flush=True)
+        if not _is_possible(comm, mode):
             continue
         for case in cases:
             rows.append(measure(comm, mode, case))
@@ -192,13 +275,20 @@ def _write_json(file: Path, contents: dict[str, Any]) -> None:
     file.write_text(json.dumps(document, indent=1) + "\n")
 
 
+def _share_line(row: Share) -> str:
+    return (
+        f"{row.nbytes:>10}{row.kernel:>24}{row.blocks:>7}{row.median_us:>9.2f}{row.data_us:>9.2f}"
+        f"{row.share:>9.0%}{row.wrong:>8}"
+    )
+
+
 def _line(row: Result, nranks: int) -> str:
     algbw = row.nbytes / row.median_us / 1e3
     busbw = algbw * 2 * (nranks - 1) / nranks
     other = "" if row.other_us is None else f"{row.other_us:.2f}"
     cells: list[Any] = [
         f"{row.nbytes:>10}{row.count:>10}{row.dtype:>11}{row.op:>6}{row.mode:>8}",
-        f"{row.kernel:>18}{row.blocks:>7}{row.median_us:>9.2f}{row.p20_us:>9.2f}",
+        f"{row.kernel:>24}{row.blocks:>7}{row.median_us:>9.2f}{row.p20_us:>9.2f}",
         f"{row.p80_us:>9.2f}{row.p99_us:>9.2f}{other:>9}{algbw:>8.2f}{busbw:>8.2f}{row.wrong:>8}",
     ]
     return "".join(cells)

@@ -18,10 +18,10 @@ The figure is the maximum over ranks of each rank's median; the spread is that r
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -47,10 +47,22 @@ if TYPE_CHECKING:
     import shmemar
     from shmemar.dtypes import DType
     from shmemar.host.launch import CudaKernel
-    from shmemar.layout import AnyLayout
+    from shmemar.layout import AnyLayout, Grid
     from shmemar.spec import KernelSpec
 
-__all__ = ["MODES", "Case", "Result", "measure", "why_not"]
+__all__ = [
+    "MODES",
+    "Case",
+    "Data",
+    "Result",
+    "Samples",
+    "as_result",
+    "measure",
+    "time_graph",
+    "time_launches",
+    "time_loop",
+    "why_not",
+]
 
 MODES = ("device", "graph", "eager")
 
@@ -135,12 +147,24 @@ class Result:
 
 
 @dataclass(frozen=True)
-class _Samples:
+class Samples:
+    """What a rank measured; see `Result`."""
+
     microseconds: list[float]
     other_us: float | None
     wrong: int
     registers: int | None = None
     blocks: int | None = None
+
+
+class Data(Protocol):
+    """What the collectives of a sample work on."""
+
+    def fill(self, sample: int) -> None:
+        """Put in the inputs of a sample, and poison its outputs."""
+
+    def count_wrong(self, sample: int, repeats: int, runs: int = 1) -> int:
+        """Count what is wrong after `runs` runs of `repeats` calls."""
 
 
 def why_not(comm: shmemar.Communicator, mode: str) -> str | None:
@@ -165,15 +189,12 @@ def measure(comm: shmemar.Communicator, mode: str, case: Case) -> Result:
     if reason:
         raise ArgumentError(f"mode {mode} is not possible: {reason}.")
     samples = {"device": _device, "graph": _graph, "eager": _eager}[mode](comm, case)
-    percentiles = [float(np.percentile(samples.microseconds, p)) for p in (50, 20, 80, 99)]
-    everyone = comm.host_allgather((percentiles, samples))
-    median_us, p20_us, p80_us, p99_us = max(entry[0] for entry in everyone)
-    others = [entry[1].other_us for entry in everyone if entry[1].other_us is not None]
-    registers = [entry[1].registers for entry in everyone if entry[1].registers is not None]
     spec = comm._spec(case.dtype, case.op)
     source = comm._runtime.operand("x", _inputs(comm, case, 0)[0], 0, writeable=False)
     kernel = comm._runtime.compile(spec, comm._scratch_for(spec).layout, 0)
-    return Result(
+    return as_result(
+        comm,
+        samples,
         mode=mode,
         nbytes=case.nbytes,
         count=case.count,
@@ -181,9 +202,21 @@ def measure(comm: shmemar.Communicator, mode: str, case: Case) -> Result:
         op=case.op.value,
         kernel=comm.kernel_for(case.dtype, case.op),
         blocks=samples.blocks or comm._grid(spec, source, kernel).blocks,
-        registers=max(registers, default=None),
         in_place=case.in_place,
         chained=case.chained,
+    )
+
+
+def as_result(comm: shmemar.Communicator, samples: Samples, **what: Any) -> Result:
+    """Make the row of what every rank measured. Collective."""
+    percentiles = [float(np.percentile(samples.microseconds, p)) for p in (50, 20, 80, 99)]
+    everyone = comm.host_allgather((percentiles, samples))
+    median_us, p20_us, p80_us, p99_us = max(entry[0] for entry in everyone)
+    others = [entry[1].other_us for entry in everyone if entry[1].other_us is not None]
+    registers = [entry[1].registers for entry in everyone if entry[1].registers is not None]
+    return Result(
+        **what,
+        registers=max(registers, default=None),
         median_us=median_us,
         p20_us=p20_us,
         p80_us=p80_us,
@@ -224,7 +257,7 @@ def _inputs(comm: shmemar.Communicator, case: Case, call: int) -> tuple[Any, Any
     return x, out, expected
 
 
-def _eager(comm: shmemar.Communicator, case: Case) -> _Samples:
+def _eager(comm: shmemar.Communicator, case: Case) -> Samples:
     arrays = Arrays.of(comm.backend)
     unmeasured, samples_us, host_us, wrong = _inputs(comm, case, 0)[0], [], [], 0
     for sample in range(case.samples + 3):
@@ -243,7 +276,7 @@ def _eager(comm: shmemar.Communicator, case: Case) -> _Samples:
             samples_us.append((done - start) * 1e6)
         wrong += count_wrong(arrays.host(out), expected)
     host = None if comm.backend is Backend.EMULATED else float(np.median(host_us))
-    return _Samples(samples_us, host, wrong)
+    return Samples(samples_us, host, wrong)
 
 
 class _Buffers:
@@ -336,30 +369,48 @@ class _Buffers:
         return total
 
 
-def _graph(comm: shmemar.Communicator, case: Case) -> _Samples:
-    import cupy
-
+def _graph(comm: shmemar.Communicator, case: Case) -> Samples:
     buffers = _Buffers(comm, case)
     buffers.fill(0)
     comm.allreduce(buffers.source(0), out=buffers.destination(0), op=case.op)
+
+    def collective(call: int, stream: Any) -> None:
+        source, destination = buffers.source(call), buffers.destination(call)
+        comm.allreduce(source, out=destination, op=case.op, stream=stream)
+
+    samples = time_graph(comm, collective, case.samples, case.repeats, buffers)
+    spec = comm._spec(case.dtype, case.op)
+    kernel: Any = comm._runtime.compile(spec, comm._scratch_for(spec).layout, 0)
+    return replace(samples, registers=kernel.registers)
+
+
+def time_graph(
+    comm: shmemar.Communicator,
+    collective: Callable[[int, Any], None],
+    nsamples: int,
+    repeats: int,
+    data: Data,
+) -> Samples:
+    """Time replays of a graph of `repeats` calls of ``collective(call, stream)``. Collective.
+
+    Each was called once before.
+    """
+    import cupy
+
     cupy.cuda.Device().synchronize()
     stream = cupy.cuda.Stream(non_blocking=True)
     nothing = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing")
     nothing((1,), (32,), ())
 
-    def capture(body: Callable[[int], Any]) -> Any:
+    def capture(body: Callable[[int, Any], Any]) -> Any:
         with stream:
             stream.begin_capture()
-            for call in range(case.repeats):
-                body(call)
+            for call in range(repeats):
+                body(call, stream)
             return stream.end_capture()
 
-    def collective(call: int) -> None:
-        source, destination = buffers.source(call), buffers.destination(call)
-        comm.allreduce(source, out=destination, op=case.op, stream=stream)
-
     graph = capture(collective)
-    empty = capture(lambda _: nothing((1,), (32,), ()))
+    empty = capture(lambda *_: nothing((1,), (32,), ()))
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
 
     def replay(which: Any) -> float:
@@ -369,21 +420,19 @@ def _graph(comm: shmemar.Communicator, case: Case) -> _Samples:
         which.launch(stream)
         end.record(stream)
         end.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3 / case.repeats
+        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3 / repeats
 
     samples_us, empty_us, wrong = [], [], 0
-    for sample in range(case.samples + 3):
-        buffers.fill(sample)
+    for sample in range(nsamples + 3):
+        data.fill(sample)
         cupy.cuda.Device().synchronize()
         elapsed = replay(graph)
         apart = replay(empty)
         if sample >= 3:
             samples_us.append(elapsed)
             empty_us.append(apart)
-        wrong += buffers.count_wrong(sample, case.repeats, runs=2)
-    spec = comm._spec(case.dtype, case.op)
-    kernel: Any = comm._runtime.compile(spec, comm._scratch_for(spec).layout, 0)
-    return _Samples(samples_us, float(np.median(empty_us)), wrong, kernel.registers)
+        wrong += data.count_wrong(sample, repeats, runs=2)
+    return Samples(samples_us, float(np.median(empty_us)), wrong)
 
 
 @lru_cache
@@ -393,37 +442,54 @@ def _looped_kernel(spec: KernelSpec, layout: AnyLayout, rank: int, device: Any) 
     return load_kernel(spec, layout, rank=rank, device=device, looped=True)
 
 
-def _device(comm: shmemar.Communicator, case: Case) -> _Samples:
-    import cupy
-
+def _device(comm: shmemar.Communicator, case: Case) -> Samples:
     spec = comm._spec(case.dtype, case.op)
-    scratch = comm._scratch_for(spec)
     runtime: Any = comm._runtime
     with runtime.active():
-        kernel = _looped_kernel(spec, scratch.layout, comm.rank, runtime._device)
+        kernel = _looped_kernel(spec, comm._scratch_for(spec).layout, comm.rank, runtime._device)
+    return time_loop(comm, spec, kernel, case)
+
+
+def time_loop(
+    comm: shmemar.Communicator, spec: KernelSpec, kernel: CudaKernel, case: Case
+) -> Samples:
+    """Time launches of a looped all-reduce kernel. Collective."""
+    runtime: Any = comm._runtime
     resident = comm.host_allgather(kernel.resident_blocks // runtime._job.ranks_per_gpu)
     kernel.max_blocks = max(min(resident), 1)
-
     buffers = _Buffers(comm, case)
     source = runtime.operand("x", buffers.source(0), 0, writeable=False)
     destination = runtime.operand("out", buffers.destination(0), 0, writeable=True)
+    arguments = comm._arguments(spec, comm._scratch_for(spec), source, destination).flat()
     grid = comm._grid(spec, source, kernel)
+    strides = buffers.source_stride, buffers.destination_stride, buffers.nbuffers - 1
+    launch = (kernel, grid, [*arguments], strides)
+    return time_launches(comm, launch, case.samples, case.repeats, buffers)
+
+
+def time_launches(
+    comm: shmemar.Communicator,
+    launch: tuple[CudaKernel, Grid, list[int], tuple[int, int, int]],
+    nsamples: int,
+    repeats: int,
+    data: Data,
+) -> Samples:
+    """Time launches of a looped kernel: grid, arguments, and how its buffers follow. Collective."""
+    import cupy
+
+    kernel, grid, arguments, strides = launch
     times = cupy.zeros(grid.blocks, np.uint64)
-    warmups = case.repeats // 5
-    loop = (
-        *(case.repeats, warmups),
-        *(buffers.source_stride, buffers.destination_stride, buffers.nbuffers - 1),
-        times.data.ptr,
-    )
+    warmups = repeats // 5
+    loop = repeats, warmups, *strides, times.data.ptr
     samples_us, wrong = [], 0
-    for sample in range(case.samples + 2):
-        buffers.fill(sample)
+    for sample in range(nsamples + 2):
+        data.fill(sample)
         cupy.cuda.Device().synchronize()
         comm.host_barrier()
-        kernel.launch(grid, [*comm._arguments(spec, scratch, source, destination).flat(), *loop], 0)
+        kernel.launch(grid, [*arguments, *loop], 0)
         cupy.cuda.Device().synchronize()
         comm.check()
         if sample >= 2:
-            samples_us.append(float(times.get().max()) / 1e3 / (case.repeats - warmups))
-        wrong += buffers.count_wrong(sample, case.repeats)
-    return _Samples(samples_us, None, wrong, kernel.registers, grid.blocks)
+            samples_us.append(float(times.get().max()) / 1e3 / (repeats - warmups))
+        wrong += data.count_wrong(sample, repeats)
+    return Samples(samples_us, None, wrong, kernel.registers, grid.blocks)

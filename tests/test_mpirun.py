@@ -251,15 +251,36 @@ def test_the_benchmark_runs_emulated_and_says_what_it_left_out(tmp_path: Path) -
     ("arguments", "message"),
     [
         (("-m", "warp"), "--modes has 'warp'; expected some of device, graph, eager"),
+        (("--kernels", "ring"), "--kernels has 'ring'; expected some of one_shot, two_shot"),
+        (("--protocols", "ll,tcp"), "--protocols has 'tcp'; expected some of ll, sentinel"),
         (("-n", "0"), "--samples must be 1 or more"),
         (("--in-place",), "needs --op min or max"),
         (("--chained",), "--chained needs -m device,graph"),
         (("--chained", "-m", "graph", "-o", "prod"), "--chained needs -m device,graph, --op sum"),
     ],
 )
-def test_wrong_arguments_of_the_benchmark_are_refused(
+def test_wrong_arguments_of_the_allreduce_benchmark_are_refused(
     arguments: tuple[str, ...], message: str
 ) -> None:
     done = mpirun(1, "-m", "benchmarks", "allreduce", *arguments, timeout_s=60)
     assert done.returncode == 2
     assert message in done.stdout
+
+
+def test_the_barrier_benchmark_runs_emulated_and_says_what_it_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    options = ("--backend", "emulated", "-n", "4", "--kernels", "barrier_one_shot")
+    done = mpirun(2, "-m", "benchmarks", "barrier", *options, "--json", str(file), timeout_s=100)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("# device: not run, it needs GPUs") == 2
+    document = json.loads(file.read_text())
+    assert [(row["mode"], row["kernel"], row["wrong"]) for row in document["rows"]] == [
+        ("eager", "barrier", 0)
+    ]
+    assert document["shares"] == []
+
+
+def test_only_kernels_with_barriers_have_a_share() -> None:
+    done = mpirun(1, "-m", "benchmarks", "barrier", "--kernels", "one_shot", timeout_s=60)
+    assert done.returncode == 2
+    assert "--kernels has 'one_shot'; expected some of barrier_one_shot" in done.stdout

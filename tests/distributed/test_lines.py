@@ -93,7 +93,7 @@ def test_errors_are_within_the_documented_bound_and_ranks_agree(
 ) -> None:
     nranks, unit = lines.size, ROUNDING[name]
     worst = -np.inf
-    for call in range(200 if pytestconfig.getoption("--every-kernel") else 5):
+    for call in range(500 if pytestconfig.getoption("--every-kernel") else 5):
         everyone = random_values(name, (nranks, 2000), call)
         given = everyone.astype(np.float64)
         got = arrays.reduce(lines, everyone[lines.rank].copy(), op=op.value)

@@ -95,7 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     code.add_argument("-o", "--op", default="sum", choices=[op.value for op in ReduceOp])
     code.add_argument("--json", type=Path, metavar="FILE", help="write it here too")
     arguments = parser.parse_args(argv)
-    for option, names in (("--kernels", list(Kernel)), ("--protocols", list(Protocol))):
+    for option, names in (
+        ("--kernels", [each.value for each in Kernel]),
+        ("--protocols", [each.value for each in Protocol]),
+    ):
         given = getattr(arguments, option[2:])
         strange = [name for name in given.split(",") if name not in names] if given else []
         if strange:

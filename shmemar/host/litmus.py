@@ -14,7 +14,8 @@ import json
 import logging
 import os
 import time
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,20 +23,20 @@ import numpy as np
 
 from shmemar.device import litmus as device_litmus
 from shmemar.device.litmus import (
+    CONTESTED,
     COUNT,
     ELEMENT,
     FIELDS,
+    KERNELS,
     LINE,
-    LINE_ELEMENTS,
-    MAX_COUNT,
+    MAX_COUNTS,
     OLDER,
     OLDER_ACROSS,
+    PLANTED_KERNELS,
     READINGS,
     TORN,
     VALUE,
     WRITES,
-    litmus,
-    planted_litmus,
 )
 from shmemar.errors import ArgumentError, DeviceError
 from shmemar.host.gpus import GpuFacts, facts_of
@@ -43,11 +44,12 @@ from shmemar.host.launch import cache_directory
 from shmemar.host.ranks import name_ranks
 from shmemar.host.runtime import bound_gpu
 from shmemar.host.survey import installed, kernel_driver
-from shmemar.layout import LINE_LANES
+from shmemar.layout import LINE_LANES, LINE_NBYTES, WORD_NBYTES
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
@@ -60,9 +62,11 @@ __all__ = [
     "LitmusReport",
     "Tally",
     "gather_facts",
+    "launches_for",
     "lines_verdict",
     "report_of",
     "run_litmus",
+    "tally_of",
     "why_no_lines",
 ]
 
@@ -70,11 +74,16 @@ logger = logging.getLogger(__name__)
 
 LONG_LINES = 10_000_000
 SHORT_LINES = 2_000_000
-"""Line writes of each rank; the short form is for `shmemar.init`. A million took two ranks on an
-H200 0.01 s (2026-11-30). How much of the time all ranks are at it at once is not measured."""
+"""Line writes of each rank and type; the short form is for `shmemar.init`."""
+
+MIN_CONTESTED = 0.01
+"""Part of a rank's readings of its own lines that must be contested. Where ranks write one after
+another, as without MPS on one GPU, the test says nothing."""
 
 MIN_COMPUTE_CAPABILITY = (9, 0)
 """The first whose additions to memory are 16 bytes wide."""
+
+LINE_WORDS = LINE_NBYTES // WORD_NBYTES
 
 NTHREADS = 1024
 """Of a rank, 8 a line: few blocks, so that all ranks write at once also where they share a GPU."""
@@ -88,11 +97,12 @@ class Tally:
         made: Additions of lines that it made, on all ranks together.
         observed: Additions that its own lines hold at the end.
         wrong: Elements of its own lines that don't fit the line's count at the end.
-        readings: Lines that it read.
+        readings: Lines that it read, half of them its own.
+        contested: Those of its own to which a peer had added since the reading before.
         older: Parts of 16 bytes of them that had an element older than the count seen before.
         older_across: As many of these as were in lines that another warp adds to.
         torn: Parts of 16 bytes that did not fit the count of the same load.
-        seconds: From the launch to its end.
+        seconds: From launches to their ends.
         example: One element that was older, in words; empty where there was none.
     """
 
@@ -100,6 +110,7 @@ class Tally:
     observed: int
     wrong: int
     readings: int
+    contested: int
     older: int
     older_across: int
     torn: int
@@ -116,7 +127,8 @@ class LitmusReport:
         made: Line writes: additions to 128 bytes by one instruction, of all ranks.
         observed: Line writes that the lines held at the end.
         wrong: Elements that did not fit their line's count at the end.
-        readings: Readings of lines while all ranks wrote.
+        readings: Readings of lines while all ranks wrote, half of them of a rank's own ones.
+        contested: Those of own lines to which a peer had added since the reading before.
         older: Violations: parts of 16 bytes, loaded after the count was seen, with an element that
             the count says more of.
         older_across: As many of these as were in lines that another warp of the rank adds to.
@@ -132,6 +144,7 @@ class LitmusReport:
     observed: int = 0
     wrong: int = 0
     readings: int = 0
+    contested: int = 0
     older: int = 0
     older_across: int = 0
     torn: int = 0
@@ -142,9 +155,14 @@ class LitmusReport:
 
     @property
     def passed(self) -> bool:
-        """True when it ran, no line was seen in parts, and none was lost."""
-        has_run = not self.why_not_run and self.made > 0
+        """True when it ran on all ranks at once, no line was seen in parts, and none was lost."""
+        has_run = not self.why_not_run and self.made > 0 and self.is_contested
         return has_run and not (self.older or self.wrong) and self.observed == self.made
+
+    @property
+    def is_contested(self) -> bool:
+        """True when ranks have added to the same lines at once."""
+        return self.ranks == 1 or self.contested >= MIN_CONTESTED * self.readings / 2
 
     def __str__(self) -> str:
         """One line: the verdict and the numbers."""
@@ -155,11 +173,18 @@ class LitmusReport:
         lost = "" if self.observed == self.made else f", of which {self.observed:,} arrived"
         wrong = f"; {self.wrong:,} elements wrong at the end" if self.wrong else ""
         example = f"; {self.example}" if self.example else ""
+        alone = (
+            ""
+            if self.is_contested
+            else "; the ranks have not written at once, as they must to be tested: is MPS running?"
+        )
+        contested = 2 * self.contested / max(self.readings, 1)
         return (
-            f"{verdict}{planted}: {self.made:,} line writes by {self.ranks} ranks{lost}, "
-            f"{self.readings:,} line readings, {self.older:,} parts older than their count "
+            f"{verdict}{planted}: {self.made:,} line writes of {', '.join(KERNELS)} by "
+            f"{self.ranks} ranks{lost}, {self.readings:,} line readings ({contested:.0%} of those "
+            f"of own lines contested), {self.older:,} parts older than their count "
             f"({self.older_across:,} across warps), {self.torn:,} torn in a single load, "
-            f"{self.seconds:.2f} s{wrong}{example}"
+            f"{self.seconds:.2f} s{wrong}{example}{alone}"
         )
 
 
@@ -168,20 +193,19 @@ def run_litmus(
 ) -> LitmusReport:
     """Let all ranks write lines to one another, and look for one that does not arrive as a whole.
 
-    Collective. No rank waits for another in a kernel, so it ends on any machine. The symmetric
-    memory that it takes, half a MiB at 8 ranks, stays the communicator's.
+    Collective. The symmetric memory that it takes, half a MiB at 8 ranks, stays the communicator's.
 
     Emulated ranks run nothing, and the report says so: a line is whole there because one thread
     adds all of it, the count last.
 
     Args:
         comm: The ranks.
-        lines: Line writes of each rank, at least.
+        lines: Line writes of each rank and type, at least.
         planted: True to plant the error that is looked for: the count is added before the rest. The
             test is worth something where that does not pass.
 
     Raises:
-        ArgumentError: More lines than the counts can hold.
+        ArgumentError: That is no positive integer.
         ShmemarError: As of `Communicator.launch`.
     """
     if isinstance(lines, bool) or not isinstance(lines, int) or lines < 1:
@@ -189,75 +213,101 @@ def run_litmus(
     if comm.backend is Backend.EMULATED:
         why = "the emulated backend, where one thread adds a line, its count last"
         return LitmusReport(comm.size, planted=planted, why_not_run=why)
-    kernel = planted_litmus if planted else litmus
     buffer = comm.ll_buffer("uint32", threads=NTHREADS)
-    memory = comm.symmetric_array((NTHREADS // LINE_LANES, LINE_ELEMENTS), "float32")
+    memory = comm.symmetric_array((NTHREADS // LINE_LANES, LINE_WORDS), "uint32")
     found = comm.symmetric_array((NTHREADS, FIELDS), "uint32")
-    # One round first: it compiles, and says how many lines a round has on this machine.
-    comm.launch(kernel, buffer, memory, found, 0, 1, stream=0)
-    words = [found.copy_to_host()]
-    a_round = int(words[0][:, WRITES].sum()) // LINE_LANES
-    rounds = rounds_for(lines, a_round, comm.size) - 1
-    comm.host_barrier()
-    start = time.perf_counter()
-    if rounds:
-        comm.launch(kernel, buffer, memory, found, 1, rounds, stream=0)
-        words.append(found.copy_to_host())
-    seconds = time.perf_counter() - start
-    comm.host_barrier()  # everyone's additions are there
-    tally = tally_of(comm.rank, words, memory.copy_to_host(), seconds)
-    report = report_of(comm.host_allgather(tally), planted=planted)
+
+    def run(name: str, rounds: int) -> Tally:
+        kernel = (PLANTED_KERNELS if planted else KERNELS)[name]
+        comm.launch(kernel, buffer, memory, found, 0, stream=0)
+        found.copy_to_host()  # the lines are clear
+        comm.host_barrier()
+        start = time.perf_counter()
+        comm.launch(kernel, buffer, memory, found, rounds, stream=0)
+        words = found.copy_to_host()
+        seconds = time.perf_counter() - start
+        comm.host_barrier()  # everyone's additions are there
+        return tally_of(comm.rank, name, words, memory.copy_to_host(), seconds)
+
+    tallies = []
+    for name, highest in MAX_COUNTS.items():
+        # One round first: it compiles, and says how many lines a round has on this machine.
+        tallies.append(run(name, 1))
+        rounds = launches_for(lines, tallies[-1].made, highest // comm.size)
+        tallies += [run(name, each) for each in rounds]
+    report = report_of(comm.host_allgather(total_of(tallies)), planted=planted)
     if not planted:
         comm.lines = str(report)
     return report
 
 
-def rounds_for(lines: int, a_round: int, nranks: int) -> int:
-    """How many rounds make so many line writes of a rank, of which each round has `a_round`.
+def launches_for(lines: int, a_round: int, limit: int) -> list[int]:
+    """How many rounds each launch has, `limit` at most, that together make so many line writes.
 
-    Raises:
-        ArgumentError: The counts would leave what float32 holds exactly.
+    The first round, with `a_round` line writes, was made.
     """
-    rounds = max(-(-lines // a_round), 1)
-    limit = MAX_COUNT // nranks
-    if rounds > limit:
-        raise ArgumentError(
-            f"lines is {lines}; expected {limit * a_round} at most, as float32 counts no further. "
-            "Run it several times."
-        )
-    return rounds
+    rounds = -(-lines // a_round) - 1
+    return [min(limit, rounds - done) for done in range(0, rounds, limit)]
 
 
 def tally_of(
-    rank: int, words: Sequence[NDArray[np.uint32]], memory: NDArray[np.float32], seconds: float
+    rank: int, name: str, words: NDArray[np.uint32], memory: NDArray[np.uint32], seconds: float
 ) -> Tally:
-    """Count what a rank's threads report of each launch, and what its lines hold at the end."""
-    totals = np.sum([each.sum(axis=0, dtype=np.int64) for each in words], axis=0)
-    counts = memory[:, :1].astype(np.float64)
-    wrong = memory != counts * np.arange(1, LINE_ELEMENTS + 1)
+    """Count what a rank's threads report of a launch, and what its lines hold at the end.
+
+    Args:
+        rank: The rank.
+        name: The type of the elements.
+        words: Each thread's `FIELDS`.
+        memory: The lines, as words.
+        seconds: What the launch took.
+    """
+    totals = words.sum(axis=0, dtype=np.int64)
+    elements = _as_floats(memory, name)
+    counts = elements[:, :1]
+    times = np.arange(1, LINE_WORDS + 1) if name == "float32" else 1
     return Tally(
         made=int(totals[WRITES]) // LINE_LANES,
         observed=int(counts.sum()),
-        wrong=int(np.count_nonzero(wrong)),
+        wrong=int(np.count_nonzero(elements != counts * times)),
         readings=int(totals[READINGS]) // LINE_LANES,
+        contested=int(totals[CONTESTED]) // LINE_LANES,
         older=int(totals[OLDER] + totals[OLDER_ACROSS]),
         older_across=int(totals[OLDER_ACROSS]),
         torn=int(totals[TORN]),
         seconds=seconds,
-        example=next(filter(None, (_example(rank, each) for each in words)), ""),
+        example=_example(rank, name, words),
     )
 
 
-def _example(rank: int, words: NDArray[np.uint32]) -> str:
+def total_of(tallies: Sequence[Tally]) -> Tally:
+    """Add up what one rank has found, launch by launch."""
+    numbers = [field.name for field in fields(Tally) if field.name != "example"]
+    totals: dict[str, Any] = {
+        name: sum(getattr(tally, name) for tally in tallies) for name in numbers
+    }
+    example = next((tally.example for tally in tallies if tally.example), "")
+    return Tally(**totals, example=example)
+
+
+def _as_floats(words: NDArray[np.uint32], name: str) -> NDArray[np.float64]:
+    if name == "bfloat16":
+        bits = words.view(np.uint16).astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32).astype(np.float64)
+    return words.view(name).astype(np.float64)
+
+
+def _example(rank: int, name: str, words: NDArray[np.uint32]) -> str:
     saw = np.flatnonzero(words[:, OLDER] | words[:, OLDER_ACROSS])
     if not saw.size:
         return ""
     first = words[saw[0]]
     count, value = (float(first[field : field + 1].view(np.float32)[0]) for field in (COUNT, VALUE))
     element = int(first[ELEMENT])
+    expected = count * (element + 1 if name == "float32" else 1)
     return (
-        f"rank {rank} saw the count {count:.0f} in line {first[LINE]}, and then {value:.0f} for "
-        f"element {element}, expected {(element + 1) * count:.0f} or more"
+        f"rank {rank} saw the count {count:.0f} in line {first[LINE]} of {name}, and then "
+        f"{value:.0f} for element {element}, expected {expected:.0f} or more"
     )
 
 
@@ -273,6 +323,7 @@ def report_of(tallies: Sequence[Tally], *, planted: bool = False) -> LitmusRepor
         observed=total("observed"),
         wrong=total("wrong"),
         readings=total("readings"),
+        contested=total("contested"),
         older=total("older"),
         older_across=total("older_across"),
         torn=total("torn"),
@@ -301,6 +352,7 @@ def why_no_lines(facts: Sequence[GpuFacts | None]) -> str | None:
             "and lines need 9.0 or newer"
         )
     for rank, gpu in enumerate(gpus):
+        # Of a GPU that is hidden from this process nothing is known: the test has to say.
         apart = [peer for peer, other in enumerate(gpus) if gpu.atomics.get(other.uuid) is False]
         if apart:
             return (
@@ -338,11 +390,18 @@ class LinesVerdict:
     text: str
 
 
-def lines_verdict(comm: Communicator, lines: int = SHORT_LINES) -> LinesVerdict:
+def lines_verdict(
+    comm: Communicator, test_on: Callable[[], AbstractContextManager[Communicator]] | None = None
+) -> LinesVerdict:
     """Decide, for all ranks alike, whether their machine may use lines of 128 bytes.
 
     Collective. Rank 0 looks for what it remembers of the same GPUs, driver and test; else all ranks
-    run the test, and rank 0 remembers it.
+    run the short test, and rank 0 remembers it.
+
+    Args:
+        comm: The ranks.
+        test_on: Makes a communicator of the same ranks for the test, whose memory is free again
+            when it closes; by default it is `comm`.
     """
     facts = gather_facts(comm)
     why = why_no_lines(facts)
@@ -353,7 +412,8 @@ def lines_verdict(comm: Communicator, lines: int = SHORT_LINES) -> LinesVerdict:
     known = comm.host_allgather(recall(path, key) if comm.rank == 0 else None)[0]
     if known is not None:
         return known
-    report = run_litmus(comm, lines)
+    with test_on() if test_on else nullcontext(comm) as other:
+        report = run_litmus(other, SHORT_LINES)
     verdict = LinesVerdict(report.passed, str(report))
     if comm.rank == 0 and report.passed:
         remember(path, key, report)

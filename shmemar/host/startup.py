@@ -128,11 +128,12 @@ def _require_lines(
 ) -> None:
     """Close `made` and raise, on every rank, where lines of 128 bytes can't be relied on."""
     plain = replace(config, backend=made.backend, kernel=None, protocol=None)
+
+    def another() -> Communicator:
+        return _communicator(Bootstrap(comm, config.timeout_s), plain, made.determinism, device)
+
     try:
-        # One of its own, whose memory is free again when it closes.
-        bootstrap = Bootstrap(comm, config.timeout_s)
-        with _communicator(bootstrap, plain, made.determinism, device) as other:
-            verdict = lines_verdict(other)
+        verdict = lines_verdict(made, another)
         made.lines = verdict.text
         if not verdict.passed:
             raise ConfigurationError(

@@ -50,7 +50,7 @@ def test_a_machine_that_fails_is_an_error_on_all_ranks(
     world: MPI.Intracomm, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = LinesVerdict(passed=False, text="FAILED: what was played")
-    monkeypatch.setattr(startup, "lines_verdict", lambda _: verdict)
+    monkeypatch.setattr(startup, "lines_verdict", lambda *_: verdict)
     made = shmemar.init(world, backend=backend, scratch_nbytes=1 << 20)
     pinned = Config(kernel=Kernel.LL128_ATOMIC, scratch_nbytes=1 << 20)
     with pytest.raises(shmemar.ConfigurationError, match=r"FAILED: what was played\. Pin two_shot"):

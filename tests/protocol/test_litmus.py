@@ -11,19 +11,18 @@ import pytest
 from shmemar.device import litmus as module
 from shmemar.device.litmus import (
     FIELDS,
-    LINE_ELEMENTS,
+    KERNELS,
     OLDER,
     OLDER_ACROSS,
+    PLANTED_KERNELS,
     READINGS,
     WRITES,
-    litmus,
-    planted_litmus,
 )
 from shmemar.host.checker import CheckReport, Symmetric, Verdict
 from shmemar.host.checker.checked_kernels import UserProgram
 from shmemar.host.checker.checked_run import Program, run_seeds
 from shmemar.host.checker.weak_memory import WeakMemory
-from shmemar.layout import LINE_LANES
+from shmemar.layout import LINE_LANES, LINE_NBYTES, WORD_NBYTES
 from shmemar.spec import Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from shmemar.host.checker.hostile_machine import HostileMachine
     from shmemar.host.checker.threads import Launch
 
-ROUNDS, NLINES = 3, 2
+ROUNDS, NLINES, LINE_WORDS = 3, 2, LINE_NBYTES // WORD_NBYTES
 JUDGED = (WRITES, READINGS, OLDER, OLDER_ACROSS)
 
 
@@ -49,23 +48,22 @@ def judged(
     nthreads = lanes * (NLINES * LINE_LANES // lanes or 1)
 
     def run(
-        ll: Any, thread: int, nthreads: int, lines: Any, found: Any, all_of_it: Any, verdict: Any,
-        first_round: int,
-    ) -> None:  # fmt: skip
-        kernel(ll, thread, nthreads, lines, found, first_round, ROUNDS)
+        ll: Any, thread: int, nthreads: int, lines: Any, found: Any, all_of_it: Any, verdict: Any
+    ) -> None:
+        kernel(ll, thread, nthreads, lines, found, ROUNDS)
         for place, field in enumerate(JUDGED):
             verdict[thread * len(JUDGED) + place] = all_of_it[thread * FIELDS + field]
 
     def arguments(rank: int, launch: int) -> tuple[Any, ...]:
-        lines = Symmetric(np.zeros(nthreads // LINE_LANES * LINE_ELEMENTS, np.float32))
+        lines = Symmetric(np.zeros(nthreads // LINE_LANES * LINE_WORDS, np.uint32))
         found = Symmetric(np.zeros(nthreads * FIELDS, np.uint32))
         verdict = np.full(nthreads * len(JUDGED), 77, np.uint32)
-        return lines, found, found.array, verdict, launch * ROUNDS
+        return lines, found, found.array, verdict
 
     def expected(rank: int, launch: int) -> tuple[Any, ...]:
         is_run = int(share_work)
         of_thread = [is_run * ROUNDS * nranks, is_run * 2 * ROUNDS, 0, 0]
-        return None, None, None, np.tile(np.array(of_thread, np.uint32), nthreads), None
+        return None, None, None, np.tile(np.array(of_thread, np.uint32), nthreads)
 
     buffer = BufferSpec.of(nranks, "uint32", threads=nthreads, slots=1, protocol=Protocol.LL)
     user = UserProgram(UserKernelSpec(run, buffer, ()), nthreads, 2, 400_000, arguments, expected)
@@ -78,32 +76,35 @@ def judged(
     return run_seeds(Program(kernel.__name__, nranks, prepare), seeds)
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_no_schedule_shows_an_element_that_is_older_than_its_count(nranks: int) -> None:
-    report = judged(litmus, nranks, range(24))
+CASES = [("float32", 1), ("float32", 2), ("float32", 3), ("float16", 2), ("bfloat16", 2)]
+
+
+@pytest.mark.parametrize(("name", "nranks"), CASES)
+def test_no_schedule_shows_an_element_that_is_older_than_its_count(name: str, nranks: int) -> None:
+    report = judged(KERNELS[name], nranks, range(24 if name == "float32" else 8))
     assert report.passed, str(report)
 
 
 def test_a_warp_as_wide_as_on_a_gpu_has_four_lines() -> None:
-    report = judged(litmus, 2, [3], lanes=32)
+    report = judged(KERNELS["float32"], 2, [3], lanes=32)
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_a_count_that_comes_before_the_rest_is_found(nranks: int) -> None:
-    assert finds_an_older_element(judged(planted_litmus, nranks, [0]))
+@pytest.mark.parametrize(("name", "nranks"), CASES)
+def test_a_count_that_comes_before_the_rest_is_found(name: str, nranks: int) -> None:
+    assert finds_an_older_element(judged(PLANTED_KERNELS[name], nranks, [0]))
 
 
 def test_lines_that_arrive_in_parts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WeakMemory, "perform_at_once", lambda *_: None)
-    assert finds_an_older_element(judged(litmus, 2, range(24)))
+    assert finds_an_older_element(judged(KERNELS["float32"], 2, range(24)))
 
 
 def test_lines_that_are_loaded_again_before_the_warp_has_met_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "all_in_warp", lambda value: value)
-    assert finds_an_older_element(judged(litmus, 2, range(24)))
+    assert finds_an_older_element(judged(KERNELS["float32"], 2, range(24)))
 
 
 def finds_an_older_element(report: CheckReport) -> bool:
@@ -114,5 +115,5 @@ def finds_an_older_element(report: CheckReport) -> bool:
 
 
 def test_threads_that_run_one_after_another_add_nothing() -> None:
-    report = judged(litmus, 2, [0], share_work=False)
+    report = judged(KERNELS["float32"], 2, [0], share_work=False)
     assert report.passed, str(report)

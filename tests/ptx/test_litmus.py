@@ -7,34 +7,34 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shmemar.device.litmus import litmus, planted_litmus
+from shmemar.device.litmus import KERNELS, PLANTED_KERNELS
 from shmemar.host.launch import compile_ptx
 from shmemar.user_spec import ADDRESSES, BufferSpec, UserKernelSpec
 from tests.ptx.assembler import Assembly, assemble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
 def compiled(kernel: Callable[..., None], nranks: int) -> Assembly:
     buffer = BufferSpec.of(nranks, "uint32", threads=1024, slots=1, protocol="ll")
-    spec = UserKernelSpec(kernel, buffer, (ADDRESSES, ADDRESSES, "int64", "int64"))
+    spec = UserKernelSpec(kernel, buffer, (ADDRESSES, ADDRESSES, "int64"))
     return assemble(compile_ptx(spec, buffer.layout, rank=1, compute_capability=(9, 0)))
 
 
-@pytest.mark.parametrize("nranks", [2, 4, 8])
+SUFFIXES = {"float32": "v4.f32", "float16": "noftz.v4.f16x2", "bfloat16": "noftz.v4.bf16x2"}
+
+
 @pytest.mark.parametrize(
-    ("kernel", "additions"), [(litmus, 1), (planted_litmus, 2)], ids=["litmus", "planted"]
+    ("name", "nranks"), [("float32", 2), ("float32", 8), ("float16", 4), ("bfloat16", 4)]
 )
+@pytest.mark.parametrize(("kernels", "additions"), [(KERNELS, 1), (PLANTED_KERNELS, 2)])
 def test_a_line_is_added_to_by_one_instruction_a_peer(
-    kernel: Callable[..., None], additions: int, nranks: int
+    kernels: Mapping[str, Callable[..., None]], additions: int, name: str, nranks: int
 ) -> None:
-    assembly = compiled(kernel, nranks)
-    added = len(re.findall(r"red\.relaxed\.sys\.global\.add\.v4\.f32", assembly.ptx))
-    assert added == additions * nranks
-    # The count, and the line behind the meeting: of the own warp's, and of another's.
-    assert assembly.count("ld.relaxed.sys.global.b32") == 2
-    assert assembly.count("ld.relaxed.sys.global.v2.b64") == 2
+    assembly = compiled(kernels[name], nranks)
+    added = re.findall(r"red\.relaxed\.sys\.global\.add\.([\w.]+)", assembly.ptx)
+    assert added == [SUFFIXES[name]] * (additions * nranks)
     assert assembly.count("call") == 0
     assert ".local" not in assembly.ptx
     assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)

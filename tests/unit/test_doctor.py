@@ -29,7 +29,7 @@ GIB = 1 << 30
 SHM = survey.SHM
 H200 = Gpu("NVIDIA H200", (9, 0), 140 * GIB, under_mps=False, has_multicast=True)
 NO_DRIVER = Gpus(trouble="no NVIDIA driver", advice="install an NVIDIA driver")
-PASSED = LitmusReport(2, made=4096, observed=4096, readings=512, seconds=0.5)
+PASSED = LitmusReport(2, made=4096, observed=4096, readings=512, contested=99, seconds=0.5)
 PIP = "pip install 'shmemar[cu13]'"
 
 VERSIONS = {
@@ -553,7 +553,7 @@ FAILED = replace(PASSED, older=3, example="rank 1 saw the count 7")
 @pytest.mark.parametrize(
     ("machine", "state", "value"),
     [
-        (Machine(), State.OK, "passed: 4,096 line writes by 2 ranks"),
+        (Machine(), State.OK, "passed: 4,096 line writes of float32"),
         (Machine(litmus=FAILED), State.WARNING, "FAILED: 4,096 line writes"),
         (
             Machine(litmus=LitmusReport(2, why_not_run="no NVLink joins them")),

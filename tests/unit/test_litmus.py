@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
@@ -14,7 +15,7 @@ import pytest
 
 from shmemar.config import Config
 from shmemar.device import packet
-from shmemar.device.litmus import FIELDS, LINE_ELEMENTS, MAX_COUNT
+from shmemar.device.litmus import FIELDS, MAX_COUNTS, OLDER
 from shmemar.errors import (
     ArgumentError,
     CollectiveTimeoutError,
@@ -29,25 +30,26 @@ from shmemar.host.litmus import (
     LitmusReport,
     Tally,
     gather_facts,
+    launches_for,
     lines_verdict,
     recall,
     remember,
     report_of,
-    rounds_for,
     run_litmus,
     tally_of,
+    total_of,
     why_no_lines,
 )
 from shmemar.spec import Backend, Determinism, Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 H200 = GpuFacts("NVIDIA H200", "GPU-0", (9, 0), {"GPU-1": True, "GPU-2": True})
 SECOND = replace(H200, uuid="GPU-1", atomics={"GPU-0": True, "GPU-2": True})
 A100 = GpuFacts("NVIDIA A100", "GPU-9", (8, 0))
-PASSED = LitmusReport(2, made=4096, observed=4096, readings=512, torn=3, seconds=0.5)
+PASSED = LitmusReport(2, made=4096, observed=4096, readings=512, contested=128, torn=3, seconds=0.5)
 
 
 # What keeps a machine from lines
@@ -169,41 +171,75 @@ def words(*rows: list[int]) -> Any:
     return found
 
 
-def whole(*counts: int) -> Any:
-    times = np.arange(1, LINE_ELEMENTS + 1, dtype=np.float32)
-    return np.array(counts, np.float32)[:, None] * times
+def whole(*counts: int, name: str = "float32") -> Any:
+    """Lines that have so many additions, as words."""
+    ones = np.array(counts, np.float32)[:, None] * np.ones(64, np.float32)
+    if name == "float16":
+        return ones.astype(np.float16).view(np.uint32)
+    if name == "bfloat16":
+        return (ones.view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(np.uint32)
+    times = np.arange(1, 33, dtype=np.float32)
+    return (np.array(counts, np.float32)[:, None] * times).view(np.uint32)
 
 
 def bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def test_a_rank_counts_what_its_threads_report() -> None:
-    first = words(*[[2, 4]] * 16)
-    later = words(*[[6, 12]] * 15, [6, 12, 1, 2, 5, 3, bits(7), 9, bits(60)])
-    tally = tally_of(4, [first, later], whole(4, 12), 0.25)
-    example = "rank 4 saw the count 7 in line 3, and then 60 for element 9, expected 70 or more"
-    assert tally == Tally(16, 16, 0, 32, 3, 2, 5, 0.25, example)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("float32", "of float32, and then 60 for element 9, expected 70 or more"),
+        ("float16", "of float16, and then 60 for element 9, expected 7 or more"),
+        ("bfloat16", "of bfloat16, and then 60 for element 9, expected 7 or more"),
+    ],
+)
+def test_a_rank_counts_what_its_threads_report(name: str, said: str) -> None:
+    found = words(*[[8, 16, 4]] * 15, [8, 16, 4, 1, 2, 5, 3, bits(7), 9, bits(60)])
+    tally = tally_of(4, name, found, whole(4, 12, name=name), 0.25)
+    assert tally == Tally(
+        16, 16, 0, 32, 8, 3, 2, 5, 0.25, f"rank 4 saw the count 7 in line 3 {said}"
+    )
 
 
-def test_elements_that_do_not_fit_at_the_end_are_counted() -> None:
-    lines = whole(4, 4)
-    lines[1, 5] += 1
+@pytest.mark.parametrize("name", MAX_COUNTS)
+def test_elements_that_do_not_fit_at_the_end_are_counted(name: str) -> None:
+    lines = whole(4, 4, name=name)
+    assert tally_of(0, name, words([8, 8]), lines, 0.0).wrong == 0
+    lines[1, 5] ^= 1 << 24
     lines[0, 31] = 0
-    assert tally_of(0, [words([8, 8])], lines, 0.0).wrong == 2
+    assert tally_of(0, name, words([8, 8]), lines, 0.0).wrong == (2 if name == "float32" else 3)
 
 
-RANKS = [Tally(16, 17, 0, 40, 0, 0, 2, 0.5), Tally(16, 15, 0, 40, 0, 0, 0, 0.75)]
+def test_a_rank_adds_up_its_launches() -> None:
+    first = Tally(1, 2, 3, 4, 5, 6, 7, 8, 0.5)
+    assert total_of([first, replace(first, example="x"), replace(first, example="y")]) == Tally(
+        3, 6, 9, 12, 15, 18, 21, 24, 1.5, "x"
+    )
+
+
+RANKS = [Tally(16, 17, 0, 40, 15, 0, 0, 2, 0.5), Tally(16, 15, 0, 40, 5, 0, 0, 0, 0.75)]
 
 
 def test_a_report_adds_up_the_ranks() -> None:
     report = report_of(RANKS)
-    assert report == LitmusReport(2, made=32, observed=32, readings=80, torn=2, seconds=0.75)
+    assert report == LitmusReport(
+        2, made=32, observed=32, readings=80, contested=20, torn=2, seconds=0.75
+    )
     assert report.passed
     assert str(report) == (
-        "passed: 32 line writes by 2 ranks, 80 line readings, 0 parts older than their count (0 "
-        "across warps), 2 torn in a single load, 0.75 s"
+        "passed: 32 line writes of float32, float16, bfloat16 by 2 ranks, 80 line readings (50% of "
+        "those of own lines contested), 0 parts older than their count (0 across warps), 2 torn in "
+        "a single load, 0.75 s"
     )
+
+
+def test_ranks_that_do_not_write_at_once_test_nothing() -> None:
+    apart = replace(PASSED, contested=2)
+    assert not apart.passed
+    assert "the ranks have not written at once" in str(apart)
+    assert replace(apart, contested=3).passed
+    assert replace(apart, ranks=1, contested=0).passed
 
 
 @pytest.mark.parametrize(
@@ -211,7 +247,7 @@ def test_a_report_adds_up_the_ranks() -> None:
     [
         ({"older": 2, "example": "rank 1 saw the count 7"}, "2 parts older than their count"),
         ({"older": 2, "example": "rank 1 saw the count 7"}, "; rank 1 saw the count 7"),
-        ({"observed": 14}, "32 line writes by 2 ranks, of which 31 arrived"),
+        ({"observed": 14}, "by 2 ranks, of which 31 arrived"),
         ({"wrong": 1}, "; 1 elements wrong at the end"),
     ],
 )
@@ -234,11 +270,10 @@ def test_what_was_not_run_did_not_pass() -> None:
     assert str(report) == "not run: no GPU"
 
 
-def test_rounds_are_as_many_as_make_the_lines() -> None:
-    assert [rounds_for(lines, 256, 2) for lines in (1, 256, 257, 1_000_000)] == [1, 1, 2, 3907]
-    assert rounds_for(MAX_COUNT // 2 * 256, 256, 2) == MAX_COUNT // 2
-    with pytest.raises(ArgumentError, match=f"expected {MAX_COUNT // 2 * 256} at most"):
-        rounds_for(MAX_COUNT // 2 * 256 + 1, 256, 2)
+def test_launches_make_the_lines_in_parts_that_a_type_can_count() -> None:
+    assert [launches_for(lines, 256, 9) for lines in (1, 256, 257)] == [[], [], [1]]
+    assert launches_for(20 * 256, 256, 9) == [9, 9, 1]
+    assert launches_for(19 * 256, 256, 9) == [9, 9]
 
 
 @pytest.mark.parametrize("lines", [0, -1, True, 1e6, "many"])
@@ -261,7 +296,6 @@ class FakeComm:
         self.lines = ""
         self.launches: list[tuple[str, int, int, int]] = []
         self.older = older
-        self.count = 0
 
     def host_allgather(self, item: Any) -> list[Any]:
         return [item]
@@ -277,23 +311,33 @@ class FakeComm:
         return SimpleNamespace(held=held, copy_to_host=held.copy)
 
     def launch(
-        self, kernel: Any, buffer: Any, memory: Any, found: Any, first: int, rounds: int, *,
-        stream: int,
-    ) -> None:  # fmt: skip
-        assert first == self.count, "rounds go on from one launch to the next"
+        self, kernel: Any, buffer: Any, memory: Any, found: Any, rounds: int, *, stream: int
+    ) -> None:
         self.launches.append((kernel.__name__, buffer.threads, rounds, stream))
-        self.count += rounds
-        memory.held[...] = whole(*[self.count] * len(memory.held))
+        if not rounds:
+            memory.held[...] = 0
+            return
+        assert not memory.held.any(), "lines are cleared before they are added to"
+        name = kernel.__name__.rpartition("_")[2]
+        memory.held[...] = whole(*[rounds] * len(memory.held), name=name)
         found.held[...] = 0
         found.held[:, :2] = rounds, 2 * rounds
-        found.held[0, 2] = self.older if first else 0
+        found.held[0, OLDER] = self.older if rounds > 1 else 0
 
 
-def test_a_run_makes_the_lines_in_two_launches() -> None:
+def test_a_run_makes_the_lines_of_each_type_in_launches_that_it_can_count() -> None:
     comm = FakeComm()
-    report = run_litmus(comm, 1000)  # type: ignore[arg-type]
-    assert comm.launches == [("litmus", 1024, 1, 0), ("litmus", 1024, 7, 0)]
-    assert (report.made, report.observed, report.readings) == (1024, 1024, 2048)
+    report = run_litmus(comm, 128 * 600)  # type: ignore[arg-type]
+    made = [(name, rounds) for name, threads, rounds, stream in comm.launches if rounds]
+    assert made == [
+        *(("litmus_float32", 1), ("litmus_float32", 599)),
+        *(("litmus_float16", 1), ("litmus_float16", 599)),
+        *(("litmus_bfloat16", 1), ("litmus_bfloat16", 256), ("litmus_bfloat16", 256)),
+        ("litmus_bfloat16", 87),
+    ]
+    assert {each[1:] for each in comm.launches if not each[2]} == {(1024, 0, 0)}
+    assert (report.made, report.observed) == (3 * 128 * 600, 3 * 128 * 600)
+    assert report.readings == 2 * report.made
     assert report.passed
     assert comm.lines == str(report)
 
@@ -301,8 +345,8 @@ def test_a_run_makes_the_lines_in_two_launches() -> None:
 def test_a_planted_run_says_nothing_of_the_machine() -> None:
     comm = FakeComm(older=5)
     report = run_litmus(comm, 1000, planted=True)  # type: ignore[arg-type]
-    assert comm.launches[0][0] == "planted_litmus"
-    assert (report.older, report.passed, report.planted) == (5, False, True)
+    assert {each[0] for each in comm.launches} == {f"planted_litmus_{name}" for name in MAX_COUNTS}
+    assert (report.older, report.passed, report.planted) == (15, False, True)
     assert comm.lines == ""
 
 
@@ -333,7 +377,7 @@ def test_a_failure_is_not_kept(kept: Callable[[], list[Path]]) -> None:
     for _ in range(2):
         comm = FakeComm(older=1)
         assert not lines_verdict(comm).passed  # type: ignore[arg-type]
-        assert len(comm.launches) == 2
+        assert comm.launches
     assert kept() == []
 
 
@@ -345,7 +389,7 @@ def test_a_pass_is_kept_for_the_same_machine(kept: Callable[[], list[Path]]) -> 
     assert again.passed
     (path,) = kept()
     assert again.text == f"{verdict.text} (of an earlier run, kept in {path})"
-    assert len(first.launches) == 2
+    assert first.launches
     assert second.launches == []
 
 
@@ -366,7 +410,7 @@ def test_another_driver_gpu_or_test_is_another_machine(
     monkeypatch.setattr(litmus, change, others[change])
     comm = FakeComm()
     lines_verdict(comm)  # type: ignore[arg-type]
-    assert len(comm.launches) == 2
+    assert comm.launches
     assert len(kept()) == 2
 
 
@@ -462,6 +506,7 @@ class Init:
         self.made, self.other = Made(), Made()
         self.config = Config()
         self.outcome: LinesVerdict | Exception = LinesVerdict(passed=True, text="passed: 9")
+        self.is_known = False
         patch.setattr(startup, "_communicator", self._communicator)
         patch.setattr(startup, "Bootstrap", lambda *_: None)
         patch.setattr(startup, "lines_verdict", self._verdict)
@@ -470,8 +515,11 @@ class Init:
         self.config = config
         return self.other
 
-    def _verdict(self, comm: Made) -> LinesVerdict:
-        assert comm is self.other
+    def _verdict(self, comm: Made, test_on: Callable[[], Made]) -> LinesVerdict:
+        assert comm is self.made
+        if not self.is_known:
+            with test_on() as other:
+                assert other is self.other
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
@@ -492,6 +540,32 @@ def test_a_pass_is_in_the_description(init: Init) -> None:
     assert init.made.lines == "passed: 9"
     assert (init.made.is_closed, init.other.is_closed) == (False, True)
     assert init.config.kernel is None
+
+
+def test_what_is_known_needs_no_other_communicator(init: Init) -> None:
+    init.is_known = True
+    init.run()
+    assert init.made.lines == "passed: 9"
+    assert (init.made.is_closed, init.other.is_closed) == (False, False)
+
+
+def test_the_test_runs_on_the_communicator_that_is_made_for_it(
+    kept: Callable[[], list[Path]],
+) -> None:
+    comm, other = FakeComm(), FakeComm()
+    closed = []
+
+    @contextmanager
+    def make() -> Iterator[FakeComm]:
+        yield other
+        closed.append(other)
+
+    for _ in range(2):
+        assert lines_verdict(comm, make).passed  # type: ignore[arg-type]
+    assert comm.launches == []
+    assert other.launches
+    assert closed == [other]
+    assert len(kept()) == 1
 
 
 def test_a_failure_says_which_kernel_to_pin_instead(init: Init) -> None:

@@ -6,12 +6,12 @@ thread of the peers' blocks, and what those read before may be overwritten after
 Steps, at epoch e of block b, for thread r of the block, where r is another rank:
 
 1. The block meets.
-2. Fence; store e to the flag of block b and the own rank on rank r.
-3. Poll the flag of block b and rank r at home until it equals e. Fence.
+2. Store e, with release order, to the flag of block b and the own rank on rank r.
+3. Poll the flag of block b and rank r at home, with acquire order, until it equals e.
 4. The block meets; if a thread has given up at its deadline, all do.
 
-The fence before the flag is cumulative over what the threads of the block did before they met, and
-the one behind the poll over what they do after they meet again.
+The release is cumulative over what the threads of the block did before they met, and the acquire
+holds for what they do after they meet again.
 
 Flags::
 
@@ -29,10 +29,11 @@ Requires as many threads a block as ranks, and that all threads of a block come 
 barriers with the same epoch. Where the threads of a rank run one after another, the first of a
 block does it all, and the others must not come.
 
-Cost: a remote store of 4 bytes to each peer and one round of polls, two fences of system scope, two
-meetings of the block.
+Cost: a remote store of 4 bytes to each peer and one round of polls, one fence of system scope, two
+meetings of the block. The fence is what the release becomes on sm_90; the acquire becomes none, but
+each poll discards what the L1 cache holds.
 
-Source: PTX ISA 8.x, "Memory Consistency Model", release and acquire patterns with fences.
+Source: PTX ISA 8.x, "Memory Consistency Model", release and acquire patterns.
 """
 
 from __future__ import annotations
@@ -41,13 +42,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shmemar.device.groups import all_in_block, share_work
 from shmemar.device.memory import (
-    fence_acq_rel_sys,
     globaltimer_ns,
+    ld_acquire_sys_b32,
     ld_b32,
-    ld_relaxed_sys_b32,
     relax,
     st_b32,
-    st_relaxed_sys_b32,
+    st_release_sys_b32,
 )
 from shmemar.device.registry import device
 from shmemar.device.watchdog import POLLS_PER_LOOK, Watchdog, report, should_give_up
@@ -146,12 +146,13 @@ def block_barrier(layout: BarrierLayout, kernel: int) -> BlockBarrier:
         came = True
         if share_work():
             if me.lane < NRANKS and me.lane != me.rank:
-                set_flag(flag_of(me, me.peer_region, epoch, me.rank), epoch)
+                st_release_sys_b32(flag_of(me, me.peer_region, epoch, me.rank), epoch)
                 came = await_flag(me, flag_of(me, home, epoch, me.lane), epoch, me.lane)
         else:
             for peer in range(NRANKS):
                 if peer != me.rank:
-                    set_flag(flag_of(me, me.arguments.peers[peer], epoch, me.rank), epoch)
+                    flag = flag_of(me, me.arguments.peers[peer], epoch, me.rank)
+                    st_release_sys_b32(flag, epoch)
             for peer in range(NRANKS):
                 if peer != me.rank and came:
                     came = await_flag(me, flag_of(me, home, epoch, peer), epoch, peer)
@@ -186,13 +187,6 @@ def region_of(peers: tuple[int, ...], rank: int) -> int:
 
 
 @device
-def set_flag(flag: int, epoch: int) -> None:
-    """Set a peer's flag, behind everything that the thread has done or seen done."""
-    fence_acq_rel_sys()
-    st_relaxed_sys_b32(flag, epoch)
-
-
-@device
 def await_flag(me: BlockThread, flag: int, epoch: int, source: int) -> bool:
     """Wait until a flag equals the epoch; what `source` did before it set it can then be seen.
 
@@ -202,9 +196,8 @@ def await_flag(me: BlockThread, flag: int, epoch: int, source: int) -> bool:
     polls = u32(0)
     since_ns = u64(0)
     while True:
-        seen = ld_relaxed_sys_b32(flag)
+        seen = ld_acquire_sys_b32(flag)
         if seen == epoch:
-            fence_acq_rel_sys()
             return True
         polls = u32(polls + u32(1))
         if polls & u32(POLLS_PER_LOOK - 1) == u32(0):

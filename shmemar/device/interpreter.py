@@ -21,6 +21,7 @@ class Order(Enum):
 
     WEAK = "weak"
     RELAXED_SYS = "relaxed.sys"
+    ACQUIRE_SYS = "acquire.sys"
     RELEASE_SYS = "release.sys"
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "fence_acq_rel_gpu",
     "fence_acq_rel_sys",
     "globaltimer_ns",
+    "ld_acquire_sys_b32",
     "ld_b8",
     "ld_b16",
     "ld_b32",
@@ -39,6 +40,7 @@ __all__ = [
     "st_b32",
     "st_relaxed_sys_b32",
     "st_relaxed_sys_v4_b32",
+    "st_release_sys_b32",
     "st_release_sys_b64",
     "st_v2_b32",
     "st_v4_b32",
@@ -105,6 +107,19 @@ def ld_relaxed_sys_b32(address: int) -> int:
 def st_relaxed_sys_b32(address: int, word: int) -> None:
     """Store a word that others may be reading."""
     current().store(address, (word,), Order.RELAXED_SYS)
+
+
+def ld_acquire_sys_b32(address: int) -> int:
+    """Load a word that others may be writing.
+
+    What its writer released with it can be seen by what follows.
+    """
+    return current().load(address, 1, Order.ACQUIRE_SYS)[0]
+
+
+def st_release_sys_b32(address: int, word: int) -> None:
+    """Store a word, behind everything that the thread has done or seen done."""
+    current().store(address, (word,), Order.RELEASE_SYS)
 
 
 def ld_relaxed_sys_v4_b32(address: int) -> Packet:

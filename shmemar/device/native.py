@@ -164,6 +164,10 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.st_relaxed_sys_b32)(
         lambda address, word: lambda address, word: st_release_b32(address, word)
     )
+    lower(memory.ld_acquire_sys_b32)(lambda address: lambda address: ld_acquire_b32(address))
+    lower(memory.st_release_sys_b32)(
+        lambda address, word: lambda address, word: st_release_b32(address, word)
+    )
     lower(memory.ld_relaxed_sys_v4_b32)(lambda address: ld_sys_v4)
     lower(memory.st_relaxed_sys_v4_b32)(lambda address, first, second, third, fourth: st_sys_v4)
     lower(memory.exch_relaxed_sys_b32)(

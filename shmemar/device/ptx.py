@@ -134,6 +134,8 @@ def _lower_memory(compiler: Compiler) -> None:
     exch_sys = _ptx(compiler, "atom.relaxed.sys.global.exch.b32 $0, [$1], $2;", "lr", "r")
     red_sys = _ptx(compiler, "red.relaxed.sys.global.add.u32 [$0], $1;", "lr")
     ld_sys_64 = _ptx(compiler, "ld.relaxed.sys.global.b64 $0, [$1];", "l", "l")
+    ld_acquire = _ptx(compiler, "ld.acquire.sys.global.b32 $0, [$1];", "l", "r")
+    st_release = _ptx(compiler, "st.release.sys.global.b32 [$0], $1;", "lr")
     st_release_64 = _ptx(compiler, "st.release.sys.global.b64 [$0], $1;", "ll")
     red_release_64 = _ptx(compiler, "red.release.sys.global.add.u64 [$0], $1;", "ll")
     fence_gpu = _ptx(compiler, "fence.acq_rel.gpu;")
@@ -162,6 +164,10 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.ld_relaxed_sys_b32)(lambda address: lambda address: ld_sys(address))
     lower(memory.st_relaxed_sys_b32)(
         lambda address, word: lambda address, word: st_sys(address, word)
+    )
+    lower(memory.ld_acquire_sys_b32)(lambda address: lambda address: ld_acquire(address))
+    lower(memory.st_release_sys_b32)(
+        lambda address, word: lambda address, word: st_release(address, word)
     )
     lower(memory.ld_relaxed_sys_v4_b32)(lambda address: lambda address: ld_sys_v4(address))
     lower(memory.st_relaxed_sys_v4_b32)(

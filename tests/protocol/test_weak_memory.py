@@ -13,6 +13,7 @@ from shmemar.device.memory import (
     exch_relaxed_sys_b32,
     fence_acq_rel_gpu,
     fence_acq_rel_sys,
+    ld_acquire_sys_b32,
     ld_b8,
     ld_b32,
     ld_relaxed_sys_b32,
@@ -25,6 +26,7 @@ from shmemar.device.memory import (
     st_b32,
     st_relaxed_sys_b32,
     st_relaxed_sys_v4_b32,
+    st_release_sys_b32,
     st_release_sys_b64,
 )
 from shmemar.host.checker.hostile_machine import HostileMachine
@@ -352,6 +354,33 @@ def test_a_release_does_not_order_what_comes_after_it() -> None:
     def writer(*bases: int) -> None:
         st_relaxed_sys_b32(bases[1] + X, 1)
         st_release_sys_b64(bases[1] + Z, 1)
+        st_relaxed_sys_b32(bases[1] + Y, 1)
+
+    assert STALE in outcomes([[writer]], [[load_both(SYS)]])
+
+
+@pytest.mark.parametrize("order", ["acquire", "relaxed"])
+def test_an_acquire_sees_what_was_released_with_what_it_reads(order: str) -> None:
+    load = ld_acquire_sys_b32 if order == "acquire" else ld_relaxed_sys_b32
+
+    def writer(*bases: int) -> None:
+        st_b32(bases[1] + X, 1)
+        st_release_sys_b32(bases[1] + Y, 1)
+
+    def reader(*bases: int) -> tuple[int, int]:
+        return load(bases[1] + Y), ld_b32(bases[1] + X)
+
+    found = outcomes([[writer]], [[reader]])
+    assert (STALE in found) is (order == "relaxed")
+    assert ((1, 1),) in found
+
+
+def test_an_acquire_does_not_order_what_comes_before_it() -> None:
+    """Unlike a fence in its place: nothing that was stored before is released by it."""
+
+    def writer(*bases: int) -> None:
+        st_relaxed_sys_b32(bases[1] + X, 1)
+        ld_acquire_sys_b32(bases[1] + Z)
         st_relaxed_sys_b32(bases[1] + Y, 1)
 
     assert STALE in outcomes([[writer]], [[load_both(SYS)]])

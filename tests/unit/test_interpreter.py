@@ -13,7 +13,8 @@ from shmemar.device.interpreter import Group, Order, Scope, current, running
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WEAK, SYS, RELEASE = Order.WEAK, Order.RELAXED_SYS, Order.RELEASE_SYS
+WEAK, SYS, ACQUIRE = Order.WEAK, Order.RELAXED_SYS, Order.ACQUIRE_SYS
+RELEASE = Order.RELEASE_SYS
 WARP, BLOCK = Group.WARP, Group.BLOCK
 
 # Primitive, its arguments, what the machine is asked, and the result if loads give 1, 2, 3, ...
@@ -29,6 +30,8 @@ CALLS = [
     ("st_b32", (8, 5), ("store", 8, (5,), WEAK), None),
     ("st_v2_b32", (8, 5, 6), ("store", 8, (5, 6), WEAK), None),
     ("ld_relaxed_sys_b32", (8,), ("load", 8, 1, SYS), 1),
+    ("ld_acquire_sys_b32", (8,), ("load", 8, 1, ACQUIRE), 1),
+    ("st_release_sys_b32", (8, 5), ("store", 8, (5,), RELEASE), None),
     ("ld_relaxed_sys_v4_b32", (16,), ("load", 16, 4, SYS), (1, 2, 3, 4)),
     ("st_relaxed_sys_b32", (8, 5), ("store", 8, (5,), SYS), None),
     ("st_relaxed_sys_v4_b32", (16, 5, 6, 7, 8), ("store", 16, (5, 6, 7, 8), SYS), None),

@@ -1,7 +1,7 @@
 """What the barrier kernels do between their barriers: packets staged in symmetric memory.
 
 A packet here is 16 bytes of data and nothing else: that it has arrived is what a barrier says. Weak
-stores and loads of 16 bytes move it; those of peers' data stand behind a barrier's acquire fence.
+stores and loads of 16 bytes move it; those of peers' data stand behind a barrier.
 
 In a pass a block takes C packets of what its launch has, and puts packet j of them to its slot j of
 a place (:class:`shmemar.layout.BarrierLayout`)::

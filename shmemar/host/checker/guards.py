@@ -13,7 +13,7 @@ from shmemar.device.kernels import barrier_one_shot, barrier_two_shot, exchange,
 from shmemar.device.ll_buffer import LLBuffer
 from shmemar.device.memory import (
     fence_acq_rel_gpu,
-    fence_acq_rel_sys,
+    ld_relaxed_sys_b32,
     st_relaxed_sys_b32,
     st_relaxed_sys_v4_b32,
 )
@@ -224,30 +224,19 @@ def _as_it_is(value: bool) -> bool:  # noqa: FBT001 - an operand
 # Barriers
 
 
-def _set_without_fence(flag: int, epoch: int) -> None:
-    st_relaxed_sys_b32(flag, epoch)
-
-
-def _set_behind_fence(flag: int, epoch: int) -> None:
-    fence_acq_rel_sys()
-    st_relaxed_sys_b32(flag, epoch)
-
-
 def _set_at_gpu_scope(flag: int, epoch: int) -> None:
     fence_acq_rel_gpu()
     st_relaxed_sys_b32(flag, epoch)
 
 
+def _seen_at_gpu_scope(flag: int) -> int:
+    seen = ld_relaxed_sys_b32(flag)
+    fence_acq_rel_gpu()
+    return seen
+
+
 def _one_flag(epoch: int, block: int, source: int, nblocks: int, nranks: int) -> int:
     return flag_offset(0, block, source, nblocks, nranks)
-
-
-def _acquired_by(fence: Callable[[], None]) -> tuple[Patch, ...]:
-    """Replace the fence behind a poll alone."""
-    return (
-        _replace(barrier, "set_flag", _set_behind_fence),
-        _replace(barrier, "fence_acq_rel_sys", fence),
-    )
 
 
 _BARRIER_KERNELS = barrier_kernel, barrier_one_shot, barrier_two_shot
@@ -435,17 +424,25 @@ CONTROLS: tuple[Control, ...] = (
         _WARPS,
     ),
     *_of_each(
-        "the fence before a barrier's flag",
-        _replace(barrier, "set_flag", _set_without_fence),
+        "the release of a barrier's flag",
+        _replace(barrier, "st_release_sys_b32", st_relaxed_sys_b32),
         _WITH_BARRIERS,
     ),
     *_of_each(
-        "the system scope of that fence",
-        _replace(barrier, "set_flag", _set_at_gpu_scope),
+        "the system scope of that release",
+        _replace(barrier, "st_release_sys_b32", _set_at_gpu_scope),
         _WITH_BARRIERS,
     ),
-    *_of_each("the fence behind a barrier's poll", _acquired_by(_nothing), _WITH_BARRIERS),
-    *_of_each("the system scope of that one", _acquired_by(fence_acq_rel_gpu), _WITH_BARRIERS),
+    *_of_each(
+        "the acquire of a barrier's flag",
+        _replace(barrier, "ld_acquire_sys_b32", ld_relaxed_sys_b32),
+        _WITH_BARRIERS,
+    ),
+    *_of_each(
+        "the system scope of that acquire",
+        _replace(barrier, "ld_acquire_sys_b32", _seen_at_gpu_scope),
+        _WITH_BARRIERS,
+    ),
     *_of_each(
         "the second of two flags", _replace(barrier, "flag_offset", _one_flag), _WITH_BARRIERS
     ),

@@ -189,7 +189,7 @@ class HostileMachine:
         who.polled.append(location)
         read = self.memory.read
         is_strong = order is not Order.WEAK
-        low = read(who, location, is_strong=is_strong)
+        low = read(who, location, is_strong=is_strong, acquires=order is Order.ACQUIRE_SYS)
         if nwords == 4:
             who.polled.append(location + 1)
             high = read(who, location + 1, is_strong=is_strong)
@@ -218,7 +218,13 @@ class HostileMachine:
         if len(words) == 1:
             shift = 32 if address & 4 else 0
             store(
-                who, location, words[0] << shift, LOW << shift, is_strong=is_strong, packet=packet
+                who,
+                location,
+                words[0] << shift,
+                LOW << shift,
+                is_strong=is_strong,
+                releases=order is Order.RELEASE_SYS,
+                packet=packet,
             )
             return
         if order is Order.RELEASE_SYS:

@@ -16,7 +16,7 @@ list of *messages*, its modification order.
 * ``fence.acq_rel.sys`` performs all stores that the thread made or saw. What it stores afterwards,
   unless weakly, carries its view; whoever reads that, unless weakly, and then runs a fence of
   system scope has at least this view. A store or addition of release order does so by itself: what
-  came before is performed before it.
+  came before is performed before it. A load of acquire order has the view of what it read at once.
 * ``fence.acq_rel.gpu`` does so for memory of the thread's own GPU, and between threads of it: each
   rank has a GPU of its own here. Stores to peers stay late, and peers get no view.
 * The end of a kernel performs all stores of its threads, and joins their views for the next one.
@@ -86,8 +86,8 @@ class WeakMemory:
             messages = self.messages[location] = [Message(value, self.owner_of(location))]
         return messages
 
-    def read(self, who: Observer, location: int, *, is_strong: bool) -> int:
-        """Load a location, relaxed or weak."""
+    def read(self, who: Observer, location: int, *, is_strong: bool, acquires: bool = False) -> int:
+        """Load a location, relaxed, weak or with acquire order."""
         messages = self.messages.get(location) or self.order_of(location)
         newest = len(messages) - 1
         oldest = who.view.get(location)
@@ -107,7 +107,11 @@ class WeakMemory:
         if index > oldest:
             who.view[location] = index
         message = messages[index]
-        if is_strong and (message.of_sys or (message.of_gpu and message.rank == who.rank)):
+        if acquires:
+            self._join(who, message.of_sys)
+            if message.rank == who.rank:
+                self._join(who, message.of_gpu)
+        elif is_strong and (message.of_sys or (message.of_gpu and message.rank == who.rank)):
             who.unacquired.append(message)
         if message.packet is not None and not message.was_read:
             message.was_read = True

@@ -308,6 +308,8 @@ class _Counting(HostileMachine):
         rank = self.turns.current.rank
         if len(words) == 4 and rank_of(address >> 3) != rank:
             self.sent_nbytes[rank] += 4 * len(words)
+        if order is Order.RELEASE_SYS:
+            self.nfences[rank] += 1
         super().store(address, words, order)
 
     def add_to_line(
@@ -455,6 +457,55 @@ def test_the_numbers_are_those_of_the_kept_results() -> None:
         ]
         assert (kept["dtype"], kept["op"], kept["chained"]) == ("float32", "sum", False)
         assert f"{kept['median_us']:.2f}" == row["us"]
+
+
+SIZES = {"128 B": 128, "64 KiB": 1 << 16, "256 KiB": 1 << 18, "1 MiB": 1 << 20, "8 MiB": 1 << 23}
+
+
+def test_the_numbers_of_large_messages_are_those_of_the_kept_results() -> None:
+    rows = table("kernel | protocol | ranks, GPUs")
+    for row in rows:
+        document = json.loads((ROOT / "benchmarks/results" / row["file"]).read_text())
+        nranks, ngpus = map(int, row["ranks, GPUs"].split(", "))
+        on_a_gpu = str(nranks // ngpus)
+        assert (document["ranks"], document["ranks on a GPU"]) == (str(nranks), on_a_gpu)
+        kept = {
+            each["nbytes"]: f"{each['median_us']:.2f}"
+            for each in document["rows"]
+            if (each["kernel"], each["mode"]) == (f"{row['kernel']}/{row['protocol']}", row["mode"])
+        }
+        assert {size: row[name] for name, size in SIZES.items()}.items() <= kept.items()
+        assert not any(each["wrong"] for each in document["rows"])
+    assert len(rows) == 54
+
+
+def test_the_numbers_of_barriers_are_those_of_the_kept_results() -> None:
+    for row in table("ranks | GPUs | `device`"):
+        path = ROOT / "benchmarks/results" / row["file"]
+        if path.suffix == ".json":
+            document = json.loads(path.read_text())
+            assert document["ranks"] == row["ranks"]
+            kept = {each["mode"]: f"{each['median_us']:.2f}" for each in document["rows"]}
+        else:
+            text = path.read_text()
+            assert f"# ranks: {row['ranks']}\n" in text
+            kept = dict(re.findall(r"- +(device|graph) +barrier +1 +([\d.]+)", text))
+        assert (row["device"], row["graph"]) == (kept["device"], kept["graph"])
+
+
+def test_the_shares_of_barriers_are_those_of_the_kept_results() -> None:
+    rows = table("kernel | protocol | 128 B")
+    path = ROOT / "benchmarks/results/2026-11-30-h200-two-gpus-barriers.json"
+    kept = {
+        (each["kernel"], each["nbytes"]): f"{each['median_us']:.2f}, {each['share']:.0%}"
+        for each in json.loads(path.read_text())["shares"]
+    }
+    shown = {
+        (f"{row['kernel']}/{row['protocol']}", SIZES[name]): row[name]
+        for row in rows
+        for name in ("128 B", "64 KiB", "1 MiB", "8 MiB")
+    }
+    assert shown == kept
 
 
 # The checker

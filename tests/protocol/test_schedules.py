@@ -19,7 +19,7 @@ from shmemar.host.checker import (
     check_sequence,
     checked_calls,
 )
-from shmemar.layout import LINE_LANES
+from shmemar.layout import LINE_LANES, LLLayout
 from shmemar.spec import PACKET_PROTOCOLS, Kernel, KernelSpec, Protocol, why_impossible
 
 kernels = pytest.mark.parametrize(
@@ -102,6 +102,20 @@ def mixed_calls(kernel: Kernel, protocol: Protocol, nranks: int) -> tuple[Call, 
         Call(floats, 2 * scale, 1),
         Call(floats, 7 * scale + 1, 2),
     )
+
+
+@pytest.mark.parametrize(("name", "passes"), [("float32", 2), ("bfloat16", 1)])
+def test_warps_as_wide_as_on_a_gpu_add_four_lines(
+    monkeypatch: pytest.MonkeyPatch, name: str, passes: int
+) -> None:
+    spec = KernelSpec(Kernel.LL128_ATOMIC, Protocol.SENTINEL, DTYPES[name], ReduceOp.SUM, 2)
+    layout = LLLayout(2, WARP_THREADS, spec.nbuffers, spec.accumulators)
+    monkeypatch.setattr(checked_calls, "layout_of", lambda _: layout)
+    monkeypatch.setattr(CallSequence, "warp_threads", WARP_THREADS)
+    # Three lines of data a pass and one of what they displace, on each rank, and a little more.
+    count = (3 * passes - 1) * 2 * spec.line_elements + 5
+    report = check_sequence(CallSequence((Call(spec, count, WARP_THREADS),)), range(4))
+    assert report.passed, str(report)
 
 
 @kernels

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmemar.device.interpreter import Group, current
-from shmemar.device.registry import meeting
+from shmemar.device.meetings import meeting
 
 __all__ = [
     "WARP_THREADS",
@@ -30,7 +30,6 @@ def share_work() -> bool:
     return current().shares_work()
 
 
-@meeting
 def all_in_warp(value: bool) -> bool:  # noqa: FBT001 - an operand
     """Meet the other threads of the warp; return whether `value` is true for all 32 of them.
 
@@ -40,7 +39,6 @@ def all_in_warp(value: bool) -> bool:  # noqa: FBT001 - an operand
     return all(current().meet(Group.WARP, value)[1])
 
 
-@meeting
 def any_in_warp(value: bool) -> bool:  # noqa: FBT001 - an operand
     """Meet the other threads of the warp; return whether `value` is true for one of them."""
     return any(current().meet(Group.WARP, value)[1])
@@ -58,7 +56,6 @@ def any_in_block(value: bool) -> bool:  # noqa: FBT001 - an operand
     return any(current().meet(Group.BLOCK, value)[1])
 
 
-@meeting
 def from_lane_before(value: Any, distance: int) -> Any:
     """Return the `value` of the lane that is `distance` before this one in the warp.
 

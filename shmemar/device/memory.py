@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shmemar.device.additions import add_f32, add_two_bf16, add_two_f16
 from shmemar.device.interpreter import Order, Scope, current
-from shmemar.device.registry import meeting
+from shmemar.device.meetings import meeting
 
 if TYPE_CHECKING:
     from shmemar.device.words import Packet

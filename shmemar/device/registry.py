@@ -2,31 +2,19 @@
 
 A *primitive* has a Python body and one lowering for each compiler. A *device function* is composed
 of primitives, and each compiler gets its bytecode. Both stay plain Python functions.
-
-At a *meeting* the threads of a group come together, at one place of the machine code. CPython may
-copy a call to more than one place of the bytecode: a short end of a function to each branch that
-leads there (from 3.12 on ``return meet(x)`` is short enough), a loop's condition to the loop's end.
-On a GPU the threads of a block that come to a copy each count for themselves, and wait for those
-that came to another one. So a function in which a call that meets was copied is refused.
 """
 
 from __future__ import annotations
 
-import dis
 import inspect
-import sys
-from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shmemar.errors import ShmemarError
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import ModuleType
 
-__all__ = ["Compiler", "device", "device_methods", "meeting"]
+__all__ = ["Compiler", "device", "device_methods", "is_device", "methods_named"]
 
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T", bound=type)
@@ -34,7 +22,6 @@ T = TypeVar("T", bound=type)
 _functions: dict[Callable[..., Any], None] = {}
 _classes: list[tuple[type, tuple[str, ...]]] = []
 _compilers: list[Compiler] = []
-_meetings: set[Any] = set()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,20 +101,9 @@ class Compiler:
                 )(typing)
 
 
-def meeting(primitive: F) -> F:
-    """Mark a primitive at which the threads of a group come together."""
-    _meetings.add(primitive)
-    return primitive
-
-
 def device(function: F) -> F:
-    """Make `function` callable from kernels, on every target; it stays a plain function.
-
-    Raises:
-        ShmemarError: The bytecode holds a call more than once at which threads come together.
-    """
+    """Make `function` callable from kernels, on every target; it stays a plain function."""
     if function not in _functions:
-        _check_meetings(function)
         _functions[function] = None
         for compiler in _compilers:
             compiler.add_function(function)
@@ -150,44 +126,11 @@ def device_methods(*methods: str) -> Callable[[T], T]:
     return register
 
 
-def _check_meetings(function: Callable[..., Any]) -> None:
-    """Refuse a copied meeting, and mark a function that has one as one."""
-    places: Counter[tuple[str, int | None, int | None]] = Counter()
-    for name, callee, instruction in _loads(function):
-        if callee in _meetings:
-            where = instruction.positions
-            places[name, where and where.lineno, where and where.col_offset] += 1
-    for (name, line, _), times in places.items():
-        if times > 1:
-            version = ".".join(map(str, sys.version_info[:2]))
-            raise ShmemarError(
-                f"{function.__qualname__} ({function.__code__.co_filename}, line {line}): Python "
-                f"{version} compiles its call of {name}, at which threads come together, to "
-                f"{times} places; expected one, or they wait for one another at different ones. "
-                "Call it in a statement of its own, neither in a loop's condition nor behind "
-                "branches at the function's end."
-            )
-    if places:
-        _meetings.add(function)
+def is_device(function: Any) -> bool:
+    """Return whether it was registered with `device`."""
+    return function in _functions
 
 
-def _loads(
-    function: Callable[..., Any],
-) -> Iterator[tuple[str, Any, dis.Instruction]]:
-    """What a function's bytecode loads of what is defined outside of it, also of modules."""
-    code, cells = function.__code__, function.__closure__ or ()
-    outside = dict(function.__globals__)
-    for variable, cell in zip(code.co_freevars, cells, strict=True):
-        with suppress(ValueError):  # it is empty: what it is to hold is defined further on
-            outside[variable] = cell.cell_contents
-    value: Any = None
-    for instruction in dis.get_instructions(function):
-        name = instruction.argval
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
-            value = outside.get(name)
-        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            value = getattr(value, name, None)
-        else:
-            continue
-        if inspect.isfunction(value):
-            yield name, value, instruction
+def methods_named(name: str) -> list[Any]:
+    """Registered methods of that name, whatever their classes."""
+    return [getattr(cls, name) for cls, methods in _classes if name in methods]

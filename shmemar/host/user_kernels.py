@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from shmemar.device.meetings import why_copied
 from shmemar.errors import ArgumentError, ArgumentTypeError
 from shmemar.host.symmetric import SymmetricArray
 from shmemar.layout import BLOCK_THREADS, Grid, packet_count
@@ -110,7 +111,7 @@ def check_function(kernel: Any) -> None:
 
     Raises:
         ArgumentTypeError: It is not a function.
-        ArgumentError: It raises.
+        ArgumentError: It raises, or Python has copied a call at which threads meet.
     """
     if not isinstance(kernel, FunctionType):
         raise ArgumentTypeError(
@@ -122,6 +123,9 @@ def check_function(kernel: Any) -> None:
             f"kernel {kernel.__name__} has a raise or an assert; expected none, as a GPU would end "
             "the thread in the middle of its exchange, and nobody would hear of it."
         )
+    why = why_copied(kernel)
+    if why is not None:
+        raise ArgumentError(f"kernel {kernel.__name__} can't be compiled: {why}.")
 
 
 def _raises(code: CodeType) -> bool:

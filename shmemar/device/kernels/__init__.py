@@ -19,6 +19,8 @@ from shmemar.device.kernels import (
 )
 from shmemar.device.kernels.arguments import KernelArguments
 from shmemar.device.kernels.user import UserArguments
+from shmemar.device.meetings import why_copied
+from shmemar.errors import ShmemarError
 from shmemar.spec import Kernel
 from shmemar.user_spec import UserKernelSpec
 
@@ -58,10 +60,17 @@ def build(spec: AnyKernelSpec, layout: AnyLayout, *, looped: bool = False) -> Ca
         layout: Layout of its scratch.
         looped: True when one launch may run the body several times, so that no kernel boundary
             stands between: sentinel packets then need a fence in each.
+
+    Raises:
+        ShmemarError: This Python has copied a call at which threads meet.
     """
     if isinstance(spec, UserKernelSpec):
         return user.build(spec, spec.buffer.layout)
-    return BUILDERS[spec.kernel](spec, layout, looped=looped)
+    body = BUILDERS[spec.kernel](spec, layout, looped=looped)
+    why = why_copied(body)
+    if why is not None:
+        raise ShmemarError(f"{spec.name} can't run on this Python: {why}.")
+    return body
 
 
 def numba_type(spec: AnyKernelSpec) -> Any:

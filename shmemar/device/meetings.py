@@ -5,9 +5,9 @@ instruction. On a GPU it is one instruction, which a part of a warp must not com
 barrier then counts the warp as if it were whole, once for each part.
 
 CPython may copy a short end of a function to each branch that leads there. Python 3.12 does so with
-``return meet(x)``, so that threads which have parted before meet at different places. numba compiles
-what stands in the bytecode. So kernels are looked through for copied calls of what meets, directly
-or by another function.
+``return meet(x)``, so that threads which have parted before meet at different places. What numba
+compiles is the bytecode. So kernels are looked through for copied calls of what meets, directly or
+by another function.
 
 Not seen are meetings that go by another name, an alias or a parameter of the function, and those in
 functions that a user has given to numba. Nor is it seen that a function calls what meets in two
@@ -121,6 +121,7 @@ def _calls_of_code(
             value = getattr(value, name, None)
             values = [value] if value is not None else methods_named(name)
         else:
+            value = None
             continue
         for each in filter(callable, values):
             yield name, each, instruction, _ends_function(instructions, at)

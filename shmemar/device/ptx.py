@@ -4,8 +4,8 @@ Sources: PTX ISA 8.x, "Memory Consistency Model" (scopes, relaxed operations), `
 ``atom``, ``membar/fence``. Every intrinsic has side effects and clobbers memory, else a poll would
 be hoisted out of its loop.
 
-Scope of what peers write and read is ``.sys``. Polls are ``ld.relaxed.sys``: an acquire would drop
-L1 at every poll, and a packet needs none, because its flag travels with its data.
+Scope of what peers write and read is ``.sys``. Polls are ``ld.relaxed.sys``, but for a barrier's:
+an acquire drops L1 at every poll, and a packet needs none, because its flag travels with its data.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ def device_methods(*methods: str) -> Callable[[T], T]:
 
 
 def is_device(function: Any) -> bool:
-    """Return whether it was registered with `device`."""
-    return function in _functions
+    """Return whether it was registered with `device`, or as a method."""
+    return function in _functions or function in methods_named(getattr(function, "__name__", ""))
 
 
 def methods_named(name: str) -> list[Any]:

@@ -76,9 +76,12 @@ LONG_LINES = 10_000_000
 SHORT_LINES = 2_000_000
 """Line writes of each rank and type; the short form is for `shmemar.init`."""
 
+MIN_ROUNDS = 16
+"""Of the long launches of a type together, however few lines are asked for."""
+
 MIN_CONTESTED = 0.01
-"""Part of a rank's readings of its own lines that must be contested. Where ranks write one after
-another, as without MPS on one GPU, the test says nothing."""
+"""Part of a rank's readings of its own lines of a type that must be contested. Where ranks write
+one after another, as without MPS on one GPU, the test says nothing."""
 
 MIN_COMPUTE_CAPABILITY = (9, 0)
 """The first whose additions to memory are 16 bytes wide."""
@@ -91,7 +94,7 @@ NTHREADS = 1024
 
 @dataclass(frozen=True)
 class Tally:
-    """What one rank has added, read and found.
+    """What one rank has added, read and found, in one launch or several.
 
     Attributes:
         made: Additions of lines that it made, on all ranks together.
@@ -99,6 +102,7 @@ class Tally:
         wrong: Elements of its own lines that don't fit the line's count at the end.
         readings: Lines that it read, half of them its own.
         contested: Those of its own to which a peer had added since the reading before.
+        could_be_contested: Those of its own but for the first of each line in a launch.
         older: Parts of 16 bytes of them that had an element older than the count seen before.
         older_across: As many of these as were in lines that another warp adds to.
         torn: Parts of 16 bytes that did not fit the count of the same load.
@@ -111,11 +115,17 @@ class Tally:
     wrong: int
     readings: int
     contested: int
+    could_be_contested: int
     older: int
     older_across: int
     torn: int
     seconds: float
     example: str = ""
+
+    @property
+    def part_contested(self) -> float:
+        """Part of the readings of own lines that were contested, of those that could be."""
+        return self.contested / max(self.could_be_contested, 1)
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,8 @@ class LitmusReport:
         observed: Line writes that the lines held at the end.
         wrong: Elements that did not fit their line's count at the end.
         readings: Readings of lines while all ranks wrote, half of them of a rank's own ones.
-        contested: Those of own lines to which a peer had added since the reading before.
+        contested: The least part, of any rank and type, of the readings of own lines to which a
+            peer had added since the reading before.
         older: Violations: parts of 16 bytes, loaded after the count was seen, with an element that
             the count says more of.
         older_across: As many of these as were in lines that another warp of the rank adds to.
@@ -144,7 +155,7 @@ class LitmusReport:
     observed: int = 0
     wrong: int = 0
     readings: int = 0
-    contested: int = 0
+    contested: float = 0.0
     older: int = 0
     older_across: int = 0
     torn: int = 0
@@ -161,8 +172,8 @@ class LitmusReport:
 
     @property
     def is_contested(self) -> bool:
-        """True when ranks have added to the same lines at once."""
-        return self.ranks == 1 or self.contested >= MIN_CONTESTED * self.readings / 2
+        """True when ranks have added to the same lines at once, each of them, of each type."""
+        return self.ranks == 1 or self.contested >= MIN_CONTESTED
 
     def __str__(self) -> str:
         """One line: the verdict and the numbers."""
@@ -178,18 +189,21 @@ class LitmusReport:
             if self.is_contested
             else "; the ranks have not written at once, as they must to be tested: is MPS running?"
         )
-        contested = 2 * self.contested / max(self.readings, 1)
         return (
             f"{verdict}{planted}: {self.made:,} line writes of {', '.join(KERNELS)} by "
-            f"{self.ranks} ranks{lost}, {self.readings:,} line readings ({contested:.0%} of those "
-            f"of own lines contested), {self.older:,} parts older than their count "
+            f"{self.ranks} ranks{lost}, {self.readings:,} line readings ({self.contested:.0%} or "
+            f"more of a rank's own contested), {self.older:,} parts older than their count "
             f"({self.older_across:,} across warps), {self.torn:,} torn in a single load, "
             f"{self.seconds:.2f} s{wrong}{example}{alone}"
         )
 
 
 def run_litmus(
-    comm: Communicator, lines: int = LONG_LINES, *, planted: bool = False
+    comm: Communicator,
+    lines: int = LONG_LINES,
+    *,
+    planted: bool = False,
+    types: Sequence[str] = tuple(KERNELS),
 ) -> LitmusReport:
     """Let all ranks write lines to one another, and look for one that does not arrive as a whole.
 
@@ -203,6 +217,7 @@ def run_litmus(
         lines: Line writes of each rank and type, at least.
         planted: True to plant the error that is looked for: the count is added before the rest. The
             test is worth something where that does not pass.
+        types: Names of element types, each with an instruction of its own.
 
     Raises:
         ArgumentError: That is no positive integer.
@@ -229,14 +244,14 @@ def run_litmus(
         comm.host_barrier()  # everyone's additions are there
         return tally_of(comm.rank, name, words, memory.copy_to_host(), seconds)
 
-    tallies = []
-    for name, highest in MAX_COUNTS.items():
+    of_types = []
+    for name in types:
         # One round first: it compiles, and says how many lines a round has on this machine.
-        tallies.append(run(name, 1))
-        rounds = launches_for(lines, tallies[-1].made, highest // comm.size)
-        tallies += [run(name, each) for each in rounds]
-    report = report_of(comm.host_allgather(total_of(tallies)), planted=planted)
-    if not planted:
+        tallies = [run(name, 1)]
+        rounds = launches_for(lines, tallies[0].made, MAX_COUNTS[name] // comm.size)
+        of_types.append(total_of(tallies + [run(name, each) for each in rounds]))
+    report = report_of(comm.host_allgather(of_types), planted=planted)
+    if not planted and set(types) == set(KERNELS):
         comm.lines = str(report)
     return report
 
@@ -244,9 +259,9 @@ def run_litmus(
 def launches_for(lines: int, a_round: int, limit: int) -> list[int]:
     """How many rounds each launch has, `limit` at most, that together make so many line writes.
 
-    The first round, with `a_round` line writes, was made.
+    The first round, with `a_round` line writes, was made. At least `MIN_ROUNDS`.
     """
-    rounds = -(-lines // a_round) - 1
+    rounds = max(-(-lines // a_round) - 1, MIN_ROUNDS)
     return [min(limit, rounds - done) for done in range(0, rounds, limit)]
 
 
@@ -263,6 +278,7 @@ def tally_of(
         seconds: What the launch took.
     """
     totals = words.sum(axis=0, dtype=np.int64)
+    nthreads = int(np.count_nonzero(words[:, READINGS]))
     elements = _as_floats(memory, name)
     counts = elements[:, :1]
     times = np.arange(1, LINE_WORDS + 1) if name == "float32" else 1
@@ -272,6 +288,7 @@ def tally_of(
         wrong=int(np.count_nonzero(elements != counts * times)),
         readings=int(totals[READINGS]) // LINE_LANES,
         contested=int(totals[CONTESTED]) // LINE_LANES,
+        could_be_contested=max(int(totals[READINGS]) // 2 - nthreads, 0) // LINE_LANES,
         older=int(totals[OLDER] + totals[OLDER_ACROSS]),
         older_across=int(totals[OLDER_ACROSS]),
         torn=int(totals[TORN]),
@@ -281,7 +298,7 @@ def tally_of(
 
 
 def total_of(tallies: Sequence[Tally]) -> Tally:
-    """Add up what one rank has found, launch by launch."""
+    """Add up what was found."""
     numbers = [field.name for field in fields(Tally) if field.name != "example"]
     totals: dict[str, Any] = {
         name: sum(getattr(tally, name) for tally in tallies) for name in numbers
@@ -311,24 +328,21 @@ def _example(rank: int, name: str, words: NDArray[np.uint32]) -> str:
     )
 
 
-def report_of(tallies: Sequence[Tally], *, planted: bool = False) -> LitmusReport:
-    """Add up what the ranks have found."""
-
-    def total(name: str) -> int:
-        return sum(getattr(tally, name) for tally in tallies)
-
+def report_of(everyone: Sequence[Sequence[Tally]], *, planted: bool = False) -> LitmusReport:
+    """Add up what each rank has found of each type."""
+    whole = total_of([tally for tallies in everyone for tally in tallies])
     return LitmusReport(
-        ranks=len(tallies),
-        made=total("made"),
-        observed=total("observed"),
-        wrong=total("wrong"),
-        readings=total("readings"),
-        contested=total("contested"),
-        older=total("older"),
-        older_across=total("older_across"),
-        torn=total("torn"),
-        seconds=max(tally.seconds for tally in tallies),
-        example=next((tally.example for tally in tallies if tally.example), ""),
+        ranks=len(everyone),
+        made=whole.made,
+        observed=whole.observed,
+        wrong=whole.wrong,
+        readings=whole.readings,
+        contested=min(tally.part_contested for tallies in everyone for tally in tallies),
+        older=whole.older,
+        older_across=whole.older_across,
+        torn=whole.torn,
+        seconds=max(total_of(tallies).seconds for tallies in everyone),
+        example=whole.example,
         planted=planted,
     )
 
@@ -424,7 +438,8 @@ def lines_verdict(
 def _key(gpus: Sequence[GpuFacts], driver: str) -> str:
     # What is tested is the test, its instructions, and what compiles them.
     source = Path(device_litmus.__file__)
-    parts = [file.read_text() for file in (source, source.with_name("ptx.py"))]
+    files = source, source.with_name("ptx.py"), Path(__file__)
+    parts = [file.read_text() for file in files]
     parts.append(str(installed("numba_cuda", ("numba-cuda",))))
     code = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     ranks = [[gpu.name, gpu.uuid] for gpu in gpus]

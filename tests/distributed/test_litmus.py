@@ -8,6 +8,7 @@ import pytest
 
 import shmemar
 from shmemar.config import Config
+from shmemar.device.litmus import KERNELS
 from shmemar.host import startup
 from shmemar.host.litmus import (
     LONG_LINES,
@@ -68,17 +69,18 @@ def test_a_million_lines_of_each_rank_arrive_as_a_whole(
         if comm.rank == 0:
             print(f"\nlitmus test of lines: {report}", flush=True)  # noqa: T201
     assert agree(report) == [report] * comm.size
-    assert report.made >= LONG_LINES * comm.size
+    assert report.made >= len(KERNELS) * LONG_LINES * comm.size
     assert report.readings > 0
     assert report.passed, str(report)
     assert comm.describe()["LL128 lines"] == str(report)
 
 
 @pytest.mark.usefixtures("_lines")
+@pytest.mark.parametrize("name", KERNELS)
 def test_a_count_that_comes_before_the_rest_is_found(
-    comm: shmemar.Communicator, agree: Any, capsys: pytest.CaptureFixture[str]
+    comm: shmemar.Communicator, agree: Any, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    report = run_litmus(comm, SHORT_LINES, planted=True)
+    report = run_litmus(comm, SHORT_LINES, planted=True, types=[name])
     with capsys.disabled():
         if comm.rank == 0:
             print(f"\nlitmus test of lines: {report}", flush=True)  # noqa: T201

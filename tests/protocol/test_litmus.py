@@ -10,6 +10,7 @@ import pytest
 
 from shmemar.device import litmus as module
 from shmemar.device.litmus import (
+    CONTESTED,
     FIELDS,
     KERNELS,
     OLDER,
@@ -18,11 +19,11 @@ from shmemar.device.litmus import (
     READINGS,
     WRITES,
 )
-from shmemar.host.checker import CheckReport, Symmetric, Verdict
+from shmemar.host.checker import CheckReport, Symmetric, Verdict, check_kernel
 from shmemar.host.checker.checked_kernels import UserProgram
 from shmemar.host.checker.checked_run import Program, run_seeds
 from shmemar.host.checker.weak_memory import WeakMemory
-from shmemar.layout import LINE_LANES, LINE_NBYTES, WORD_NBYTES
+from shmemar.layout import LINE_LANES, LINE_NBYTES, WORD_NBYTES, WORDS_PER_PACKET
 from shmemar.spec import Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 
@@ -43,26 +44,33 @@ def judged(
     *,
     lanes: int = LINE_LANES,
     share_work: bool = True,
+    contests: bool = False,
 ) -> CheckReport:
-    """Launch it twice, one after another; expect additions and readings, and none of an older."""
+    """Launch it twice, one after another; expect additions and readings, and none of an older.
+
+    With `contests`, expect instead that no reading was contested.
+    """
+    fields = (CONTESTED,) if contests else JUDGED
     nthreads = lanes * (NLINES * LINE_LANES // lanes or 1)
 
     def run(
         ll: Any, thread: int, nthreads: int, lines: Any, found: Any, all_of_it: Any, verdict: Any
     ) -> None:
         kernel(ll, thread, nthreads, lines, found, ROUNDS)
-        for place, field in enumerate(JUDGED):
-            verdict[thread * len(JUDGED) + place] = all_of_it[thread * FIELDS + field]
+        for place, field in enumerate(fields):
+            verdict[thread * len(fields) + place] = all_of_it[thread * FIELDS + field]
 
     def arguments(rank: int, launch: int) -> tuple[Any, ...]:
         lines = Symmetric(np.zeros(nthreads // LINE_LANES * LINE_WORDS, np.uint32))
         found = Symmetric(np.zeros(nthreads * FIELDS, np.uint32))
-        verdict = np.full(nthreads * len(JUDGED), 77, np.uint32)
+        verdict = np.full(nthreads * len(fields), 77, np.uint32)
         return lines, found, found.array, verdict
 
     def expected(rank: int, launch: int) -> tuple[Any, ...]:
         is_run = int(share_work)
         of_thread = [is_run * ROUNDS * nranks, is_run * 2 * ROUNDS, 0, 0]
+        if contests:
+            of_thread = [0]
         return None, None, None, np.tile(np.array(of_thread, np.uint32), nthreads)
 
     buffer = BufferSpec.of(nranks, "uint32", threads=nthreads, slots=1, protocol=Protocol.LL)
@@ -112,6 +120,35 @@ def finds_an_older_element(report: CheckReport) -> bool:
         return False
     place = re.search(r"for element (\d+) of argument 3", report.failure.message)
     return place is not None and JUDGED[int(place[1]) % len(JUDGED)] in (OLDER, OLDER_ACROSS)
+
+
+def test_readings_are_contested_by_peers_alone() -> None:
+    assert judged(KERNELS["float32"], 1, range(24), contests=True).passed
+    report = judged(KERNELS["float32"], 2, range(24), contests=True)
+    assert report.failure is not None
+    assert report.failure.verdict is Verdict.WRONG_VALUE
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_launch_of_no_rounds_clears_the_lines(name: str) -> None:
+    one = {"float32": 0x3F800000, "float16": 0x3C003C00, "bfloat16": 0x3F803F80}[name]
+
+    def arguments(rank: int, launch: int) -> tuple[Any, ...]:
+        lines = Symmetric(np.full(LINE_LANES * WORDS_PER_PACKET, one, np.uint32))
+        return lines, Symmetric(np.zeros(LINE_LANES * FIELDS, np.uint32)), lines.array, 0
+
+    def expected(rank: int, launch: int) -> tuple[Any, ...]:
+        return None, None, np.zeros(LINE_LANES * WORDS_PER_PACKET, np.uint32), None
+
+    def run(
+        ll: Any, thread: int, nthreads: int, lines: Any, found: Any, own: Any, rounds: int
+    ) -> None:
+        KERNELS[name](ll, thread, nthreads, lines, found, rounds)
+
+    report = check_kernel(
+        run, arguments, expected, nranks=1, dtype=np.uint32, threads=8, launches=1, seeds=range(3)
+    )
+    assert report.passed, str(report)
 
 
 def test_threads_that_run_one_after_another_add_nothing() -> None:

@@ -240,6 +240,16 @@ def test_a_fence_covers_what_its_thread_has_seen() -> None:
     assert ((1, 1),) in found
 
 
+def test_a_thread_sees_its_own_additions() -> None:
+    def adds(*bases: int) -> tuple[int, int]:
+        red_relaxed_sys_add_u32(bases[1] + X, 1)
+        first = ld_relaxed_sys_b32(bases[1] + X)
+        red_relaxed_sys_add_u32(bases[1] + X, 1)
+        return first, ld_relaxed_sys_b32(bases[1] + X)
+
+    assert outcomes([[adds]]) == {((1, 2),)}
+
+
 @pytest.mark.parametrize("add", [red_release_sys_add_u64, None])
 def test_additions_carry_what_all_of_them_cover(add: Any) -> None:
     def adder(at: int) -> Thread:

@@ -35,6 +35,12 @@ def test_a_line_is_added_to_by_one_instruction_a_peer(
     assembly = compiled(kernels[name], nranks)
     added = re.findall(r"red\.relaxed\.sys\.global\.add\.([\w.]+)", assembly.ptx)
     assert added == [SUFFIXES[name]] * (additions * nranks)
+    # The packets of the exchange at the start. Then, of the own warp's lines and of another's, the
+    # count, and behind a meeting the line.
+    polls, lines = ["v2.b64"] * (nranks - 1), ["b32", "v2.b64"]
+    loads = re.findall(r"ld\.relaxed\.sys\.global\.(b32|v2\.b64)", assembly.ptx)
+    broken = ["b32"]  # a look at the broken word, in the polls
+    assert loads in (polls + broken + 2 * lines, broken + polls + 2 * lines)
     assert assembly.count("call") == 0
     assert ".local" not in assembly.ptx
     assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 H200 = GpuFacts("NVIDIA H200", "GPU-0", (9, 0), {"GPU-1": True, "GPU-2": True})
 SECOND = replace(H200, uuid="GPU-1", atomics={"GPU-0": True, "GPU-2": True})
 A100 = GpuFacts("NVIDIA A100", "GPU-9", (8, 0))
-PASSED = LitmusReport(2, made=4096, observed=4096, readings=512, contested=128, torn=3, seconds=0.5)
+PASSED = LitmusReport(
+    2, made=4096, observed=4096, readings=512, contested=0.25, torn=3, seconds=0.5
+)
 
 
 # What keeps a machine from lines
@@ -198,7 +200,7 @@ def test_a_rank_counts_what_its_threads_report(name: str, said: str) -> None:
     found = words(*[[8, 16, 4]] * 15, [8, 16, 4, 1, 2, 5, 3, bits(7), 9, bits(60)])
     tally = tally_of(4, name, found, whole(4, 12, name=name), 0.25)
     assert tally == Tally(
-        16, 16, 0, 32, 8, 3, 2, 5, 0.25, f"rank 4 saw the count 7 in line 3 {said}"
+        16, 16, 0, 32, 8, 14, 3, 2, 5, 0.25, f"rank 4 saw the count 7 in line 3 {said}"
     )
 
 
@@ -212,34 +214,42 @@ def test_elements_that_do_not_fit_at_the_end_are_counted(name: str) -> None:
 
 
 def test_a_rank_adds_up_its_launches() -> None:
-    first = Tally(1, 2, 3, 4, 5, 6, 7, 8, 0.5)
+    first = Tally(1, 2, 3, 4, 5, 6, 7, 8, 9, 0.5)
     assert total_of([first, replace(first, example="x"), replace(first, example="y")]) == Tally(
-        3, 6, 9, 12, 15, 18, 21, 24, 1.5, "x"
+        3, 6, 9, 12, 15, 18, 21, 24, 27, 1.5, "x"
     )
 
 
-RANKS = [Tally(16, 17, 0, 40, 15, 0, 0, 2, 0.5), Tally(16, 15, 0, 40, 5, 0, 0, 0, 0.75)]
+RANKS = [Tally(16, 17, 0, 40, 15, 20, 0, 0, 2, 0.5), Tally(16, 15, 0, 40, 5, 20, 0, 0, 0, 0.75)]
 
 
 def test_a_report_adds_up_the_ranks() -> None:
-    report = report_of(RANKS)
+    report = report_of([[RANKS[0]], [RANKS[1]]])
     assert report == LitmusReport(
-        2, made=32, observed=32, readings=80, contested=20, torn=2, seconds=0.75
+        2, made=32, observed=32, readings=80, contested=0.25, torn=2, seconds=0.75
     )
     assert report.passed
     assert str(report) == (
-        "passed: 32 line writes of float32, float16, bfloat16 by 2 ranks, 80 line readings (50% of "
-        "those of own lines contested), 0 parts older than their count (0 across warps), 2 torn in "
-        "a single load, 0.75 s"
+        "passed: 32 line writes of float32, float16, bfloat16 by 2 ranks, 80 line readings (25% or "
+        "more of a rank's own contested), 0 parts older than their count (0 across warps), 2 torn "
+        "in a single load, 0.75 s"
     )
 
 
 def test_ranks_that_do_not_write_at_once_test_nothing() -> None:
-    apart = replace(PASSED, contested=2)
+    apart = replace(PASSED, contested=0.009)
     assert not apart.passed
     assert "the ranks have not written at once" in str(apart)
-    assert replace(apart, contested=3).passed
-    assert replace(apart, ranks=1, contested=0).passed
+    assert replace(apart, contested=0.01).passed
+    assert replace(apart, ranks=1, contested=0.0).passed
+
+
+@pytest.mark.parametrize(("rank", "of_type"), [(0, 0), (0, 1), (1, 1)])
+def test_each_type_must_be_contested_on_each_rank(rank: int, of_type: int) -> None:
+    everyone = [[RANKS[0], RANKS[0]], [RANKS[1], RANKS[1]]]
+    assert report_of(everyone).is_contested
+    everyone[rank][of_type] = replace(RANKS[rank], contested=0)
+    assert not report_of(everyone).passed
 
 
 @pytest.mark.parametrize(
@@ -252,14 +262,14 @@ def test_ranks_that_do_not_write_at_once_test_nothing() -> None:
     ],
 )
 def test_one_rank_that_sees_it_fails_all(changes: dict[str, Any], said: str) -> None:
-    report = report_of([RANKS[0], replace(RANKS[1], **changes)])
+    report = report_of([[RANKS[0]], [replace(RANKS[1], **changes)]])
     assert not report.passed
     assert str(report).startswith("FAILED: ")
     assert said in str(report)
 
 
 def test_the_planted_error_is_named() -> None:
-    report = report_of([replace(RANKS[0], older=1, observed=16)], planted=True)
+    report = report_of([[replace(RANKS[0], older=1, observed=16)]], planted=True)
     assert str(report).startswith("FAILED, with the error planted: 16 line writes")
 
 
@@ -271,7 +281,11 @@ def test_what_was_not_run_did_not_pass() -> None:
 
 
 def test_launches_make_the_lines_in_parts_that_a_type_can_count() -> None:
-    assert [launches_for(lines, 256, 9) for lines in (1, 256, 257)] == [[], [], [1]]
+    assert [launches_for(lines, 256, 30) for lines in (1, 17 * 256, 17 * 256 + 1)] == [
+        [16],
+        [16],
+        [17],
+    ]
     assert launches_for(20 * 256, 256, 9) == [9, 9, 1]
     assert launches_for(19 * 256, 256, 9) == [9, 9]
 
@@ -286,10 +300,10 @@ def test_lines_must_be_a_number(lines: Any) -> None:
 
 
 class FakeComm:
-    """One rank, whose kernel does what `play` says."""
+    """The first of two ranks that do the same; all of its readings that can be are contested."""
 
     backend = Backend.NVSHMEM
-    rank, size = 0, 1
+    rank, size = 0, 2
 
     def __init__(self, backend: Backend = Backend.NVSHMEM, *, older: int = 0) -> None:
         self.backend = backend
@@ -298,7 +312,7 @@ class FakeComm:
         self.older = older
 
     def host_allgather(self, item: Any) -> list[Any]:
-        return [item]
+        return [item, item]
 
     def host_barrier(self) -> None:
         pass
@@ -319,9 +333,10 @@ class FakeComm:
             return
         assert not memory.held.any(), "lines are cleared before they are added to"
         name = kernel.__name__.rpartition("_")[2]
-        memory.held[...] = whole(*[rounds] * len(memory.held), name=name)
+        assert 2 * rounds <= MAX_COUNTS[name], "a type counts no further"
+        memory.held[...] = whole(*[2 * rounds] * len(memory.held), name=name)
         found.held[...] = 0
-        found.held[:, :2] = rounds, 2 * rounds
+        found.held[:, :3] = 2 * rounds, 2 * rounds, rounds - 1
         found.held[0, OLDER] = self.older if rounds > 1 else 0
 
 
@@ -330,23 +345,31 @@ def test_a_run_makes_the_lines_of_each_type_in_launches_that_it_can_count() -> N
     report = run_litmus(comm, 128 * 600)  # type: ignore[arg-type]
     made = [(name, rounds) for name, threads, rounds, stream in comm.launches if rounds]
     assert made == [
-        *(("litmus_float32", 1), ("litmus_float32", 599)),
-        *(("litmus_float16", 1), ("litmus_float16", 599)),
-        *(("litmus_bfloat16", 1), ("litmus_bfloat16", 256), ("litmus_bfloat16", 256)),
-        ("litmus_bfloat16", 87),
+        *(("litmus_float32", 1), ("litmus_float32", 299)),
+        *(("litmus_float16", 1), ("litmus_float16", 299)),
+        *(("litmus_bfloat16", 1), ("litmus_bfloat16", 128), ("litmus_bfloat16", 128)),
+        ("litmus_bfloat16", 43),
     ]
     assert {each[1:] for each in comm.launches if not each[2]} == {(1024, 0, 0)}
-    assert (report.made, report.observed) == (3 * 128 * 600, 3 * 128 * 600)
-    assert report.readings == 2 * report.made
+    assert (report.made, report.observed) == (6 * 128 * 600, 6 * 128 * 600)
+    assert (report.readings, report.contested) == (report.made, 1)
     assert report.passed
     assert comm.lines == str(report)
 
 
 def test_a_planted_run_says_nothing_of_the_machine() -> None:
     comm = FakeComm(older=5)
-    report = run_litmus(comm, 1000, planted=True)  # type: ignore[arg-type]
+    report = run_litmus(comm, 10_000, planted=True)  # type: ignore[arg-type]
     assert {each[0] for each in comm.launches} == {f"planted_litmus_{name}" for name in MAX_COUNTS}
-    assert (report.older, report.passed, report.planted) == (15, False, True)
+    assert (report.older, report.passed, report.planted) == (30, False, True)
+    assert comm.lines == ""
+
+
+def test_a_run_of_one_type_says_nothing_of_the_machine() -> None:
+    comm = FakeComm()
+    report = run_litmus(comm, 10_000, types=["float16"])  # type: ignore[arg-type]
+    assert {each[0] for each in comm.launches} == {"litmus_float16"}
+    assert report.passed
     assert comm.lines == ""
 
 

@@ -98,7 +98,7 @@ class WeakMemory:
             found = self._read_waiting(who, location, waiting)
             if found is not None:
                 return found
-            oldest = who.oldest(location)
+            oldest, newest = who.oldest(location), len(messages) - 1
         index = newest
         if oldest < newest and who.patience > 0:
             index = self.choose(oldest, newest)

@@ -36,7 +36,8 @@ class UserArguments(NamedTuple):
     """Parameters of a launch of a user's kernel.
 
     Attributes:
-        peers: Address of the region on each rank, in rank order.
+        peers: Address of the region on each rank, in rank order; with multicast its multicast
+            address behind them.
         epochs: Address of the rank's epoch words, one a thread.
         broken: Address of the rank's broken word.
         record: Address of the rank's failure record.
@@ -82,7 +83,7 @@ def numba_type(spec: UserKernelSpec) -> Any:
             own.append(types.Array(scalar, 1, "C") if name.endswith("[:]") else scalar)
     return types.NamedTuple(
         (
-            types.UniTuple(types.uint64, spec.nranks),
+            types.UniTuple(types.uint64, spec.nranks + spec.buffer.multicast),
             *[types.uint64] * (len(UserArguments._fields) - 2),
             types.Tuple(own),
         ),
@@ -101,6 +102,27 @@ def build(spec: UserKernelSpec, layout: LLLayout) -> Callable[..., Any]:
     PITCH_NBYTES, BUFFER_NBYTES = layout.pitch_nbytes, layout.buffer_nbytes
     KERNEL = spec.code
     function = device(spec.function)
+
+    @device
+    def packets_of_peers(arguments: UserArguments, rank: int, watchdog: Watchdog) -> PacketBuffer:
+        return PacketBuffer(
+            arguments.peers, rank, PITCH_NBYTES, BUFFER_NBYTES, MACHINE_WORD, u32(0), watchdog, ()
+        )
+
+    @device
+    def packets_of_all(arguments: UserArguments, rank: int, watchdog: Watchdog) -> PacketBuffer:
+        return PacketBuffer(
+            arguments.peers[:SIZE],
+            rank,
+            PITCH_NBYTES,
+            BUFFER_NBYTES,
+            MACHINE_WORD,
+            u32(0),
+            watchdog,
+            arguments.peers[SIZE:],
+        )
+
+    packets_of = packets_of_all if spec.buffer.multicast else packets_of_peers
 
     def user_kernel(
         arguments: UserArguments, rank: int, thread: int, nthreads: int, block_threads: int
@@ -121,9 +143,7 @@ def build(spec: UserKernelSpec, layout: LLLayout) -> Callable[..., Any]:
             return
         state[EPOCH] = epoch if epoch != u32(0) else u32(1)
         state[ALIVE] = u32(1)
-        packets = PacketBuffer(
-            arguments.peers, rank, PITCH_NBYTES, BUFFER_NBYTES, MACHINE_WORD, u32(0), watchdog
-        )
+        packets = packets_of(arguments, rank, watchdog)
         ll = LLBuffer(rank, SIZE, packets, LIKE, NPACKETS, NTHREADS, u32(thread), state)
         function(ll, i64_from_word(u32(thread)), i64_from_word(u32(nthreads)), *arguments.own)
         ll.advance_epoch()

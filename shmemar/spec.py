@@ -22,6 +22,7 @@ from shmemar.layout import (
 
 __all__ = [
     "MAX_RANKS",
+    "MULTICAST_CODE",
     "PACKET_PROTOCOLS",
     "PART_RANKS",
     "WIDE_RANKS",
@@ -146,7 +147,7 @@ _MULTICAST_PROTOCOLS = {
 _SWITCH_TYPES = ("float32", "float16", "bfloat16")
 """Types whose sums can be loaded by a multicast address, 16 bytes at a time."""
 
-_MULTICAST_CODE = 1 << 31
+MULTICAST_CODE = 1 << 31
 """The bit of `KernelSpec.code` above the number of ranks."""
 
 
@@ -354,7 +355,7 @@ class KernelSpec:
         word = self.nranks
         for number in fields:
             word = word << 6 | number
-        return word | _MULTICAST_CODE * self.multicast
+        return word | MULTICAST_CODE * self.multicast
 
     @classmethod
     def from_code(cls, code: int) -> KernelSpec:
@@ -365,8 +366,8 @@ class KernelSpec:
             list(Protocol)[protocol],
             list(DTYPES.values())[dtype],
             list(ReduceOp)[op],
-            nranks=(code & ~_MULTICAST_CODE) >> 24,
-            multicast=bool(code & _MULTICAST_CODE),
+            nranks=(code & ~MULTICAST_CODE) >> 24,
+            multicast=bool(code & MULTICAST_CODE),
         )
 
     @property

@@ -32,26 +32,26 @@ those of the block's first thread, for the e-th barrier:
    order; fence aliases.
 3. Poll the counter at home until it has come to Ne, the own addition included; fence.
 
-A counter is never reset and wraps, and so does e, which here counts barriers and skips nothing: Ne is
-meant modulo 2**32, and "has come to" is told by the difference, which is less than N either way. One
-counter is enough. A rank adds for e + 1 only after its own counter has come to Ne, so after every
-rank has added for e. So what is polled for e lies from N(e - 1) + 1, the own addition, to Ne + N - 1,
-with those of peers for e + 1; and while it is less than Ne, someone has not added for e.
+A counter is never reset and wraps, and so does e, which here counts barriers and skips nothing: Ne
+is meant modulo 2**32, and "has come to" is told by the difference, which is N at most either way.
+One counter is enough. A rank adds for e + 1 only after its own counter has come to Ne, so after
+every rank has added for e. So what is polled for e lies from N(e - 1), which was seen before, to
+Ne + N - 1, with what peers add for e + 1; and while it is less than Ne, someone has not added for e.
 
 The first alias fence stands on the path from what a block did by one address of memory to what a
-peer's does by another: stores by home or peer addresses to loads by the multicast address, and stores
-by that to loads at home. The second stands between the addition and the own polls of what it adds
-to. What PTX does not say is that polls at home synchronise with additions by a multicast address:
-for that both would have to use the same proxy. Here it is taken for granted, as in libraries of
-NVIDIA's that poll so. Not run on a GPU.
+peer's does by another: stores by home or peer addresses to loads by the multicast address, and
+stores by that to loads at home. The second stands between the addition and the own polls of what it
+adds to. What PTX does not say is that polls at home synchronise with additions by a multicast
+address: for that both would have to use the same proxy. Here it is taken for granted, as in
+libraries of NVIDIA's that poll so. Not run on a GPU.
 
 Requires as many threads a block as ranks, and that all threads of a block come to each of its
 barriers with the same epoch. Where the threads of a rank run one after another, the first of a
 block does it all, and the others must not come.
 
 Cost: a remote store of 4 bytes to each peer and one round of polls, two fences of system scope, two
-meetings of the block. With multicast one addition in the place of the stores, whose release order is
-the first fence's, polls of one word by one thread, and two alias fences.
+meetings of the block. With multicast one addition in the place of the stores, whose release order
+is the first fence's, polls of one word by one thread, and two alias fences.
 
 Source: PTX ISA 8.x, "Memory Consistency Model", release and acquire patterns with fences, and
 "Proxy-preserved base causality order".
@@ -78,6 +78,7 @@ from shmemar.device.registry import device
 from shmemar.device.watchdog import POLLS_PER_LOOK, Watchdog, report, should_give_up
 from shmemar.device.words import i64_from_word, u32, u64
 from shmemar.layout import WORD_NBYTES, flag_offset
+from shmemar.spec import MULTICAST_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,13 +131,12 @@ class BlockBarrier(NamedTuple):
     finish: Callable[[BlockThread, int], None]
 
 
-def block_barrier(
-    layout: BarrierLayout, kernel: int, *, multicast: bool = False
-) -> BlockBarrier:
+def block_barrier(layout: BarrierLayout, kernel: int) -> BlockBarrier:
     """Make them for a layout, and for the kernel of that code (`KernelSpec.code`)."""
     # Templated arguments.
     NRANKS, NBLOCKS, BLOCK_THREADS = layout.nranks, layout.nblocks, layout.block_threads
     KERNEL = kernel
+    multicast = bool(kernel & MULTICAST_CODE)
 
     @device
     def open_thread(
@@ -209,17 +209,19 @@ def block_barrier(
         if me.lane == 0:
             st_b32(epoch_address(me), epoch)
 
-    advance = next_count if multicast else next_flag
+    @device
+    def advance_flags(epoch: int) -> int:
+        return next_epoch(epoch)
+
+    @device
+    def advance_counts(epoch: int) -> int:
+        return next_count(epoch)
+
+    advance = advance_counts if multicast else advance_flags
     return BlockBarrier(open_thread, load_epoch, advance, meet_peers, finish)
 
 
 device(flag_offset)
-
-
-@device
-def next_flag(epoch: int) -> int:
-    """Return the epoch after `epoch`, of flags."""
-    return next_epoch(epoch)
 
 
 @device

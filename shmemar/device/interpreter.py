@@ -79,9 +79,7 @@ class Machine(Protocol):
         """
 
     def add_to_all(self, address: int, value: int) -> None:
-        """Add to a word of every rank by a multicast address, wrapping: of release order, system
-        scope.
-        """
+        """Add to a word of every rank by a multicast address, wrapping, as releases of `.sys`."""
 
     def load_sum(self, address: int, add: Callable[[int, int], int]) -> tuple[int, ...]:
         """Load four words of every rank by a multicast address, weakly, and add them up.

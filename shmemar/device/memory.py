@@ -4,13 +4,13 @@ Addresses are unsigned 64-bit integers, words unsigned 32-bit ones. The Python b
 checker runs; :mod:`shmemar.device.ptx` and :mod:`shmemar.device.native` lower them.
 
 What begins with ``multimem`` takes a *multicast address*, which stands for the same place in every
-rank's symmetric memory, the own one included; nothing else may be given one, and these nothing else.
-Two addresses of the same memory are *aliases*. PTX orders accesses by one of them against accesses
-by the other only where an alias proxy fence stands along the path of causality between them, or the
-end of a kernel; and it promises of no pair of them that they are performed whole, as it does of
-strong accesses by one address ("morally strong" wants the same proxy). So words that are stored by
-the multicast address and polled at home rest on the hardware, which has one copy of them in the L2
-cache of each GPU; NVIDIA's own libraries poll so. None of these was run on a GPU here.
+rank's symmetric memory, the own one included; nothing else may be given one, and these nothing
+else. Two addresses of the same memory are *aliases*. PTX orders accesses by one of them against
+accesses by the other only where an alias proxy fence stands along the path of causality between
+them, or the end of a kernel; and it promises of no pair of them that they are performed whole, as
+it does of strong accesses by one address ("morally strong" wants the same proxy). So words that are
+stored by the multicast address and polled at home rest on the hardware, which has one copy of them
+in the L2 cache of each GPU; NVIDIA's own libraries poll so. None of these was run on a GPU here.
 """
 
 from __future__ import annotations

@@ -16,12 +16,13 @@ e. Sentinel: epoch e lies in buffer e mod 3, and a thread writes e + 3 only afte
 every peer's e + 2, which the peer's thread sent after it had emptied e and, with the fence or the
 end of a kernel between, made that visible.
 
-With multicast `bcast_packet` stores a packet to all ranks by one address. That also stores it to the
-own region, in the place of the own rank, which nobody polls, empties or gives another use: it is
-left as it is. Reuse is argued as above, for each peer's copy of a slot by itself. A packet's flag or
-words of data come in the 8 bytes that they vouch for, so a packet needs no order with another one
-and LL ones no fence. A reset and the packet that comes after it are stores by two addresses of the
-same memory, of which PTX keeps the order only behind an alias fence, so `fence_resets` has one.
+With multicast `bcast_packet` stores a packet to all ranks by one address. That also stores it to
+the own region, in the place of the own rank, which nobody polls, empties or gives another use: it
+is left as it is. Reuse is argued as above, for each peer's copy of a slot by itself. A packet's
+flag or words of data come in the 8 bytes that they vouch for, so a packet needs no order with
+another one and LL ones no fence. A reset and the packet that comes after it are stores by two
+addresses of the same memory, of which PTX keeps the order only behind an alias fence, so
+`fence_resets` has one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Primitives as PTX, for numba-cuda. All PTX text of the project stands here.
 
 Sources: PTX ISA 8.x, "Memory Consistency Model" (scopes, relaxed operations, proxies), ``ld``,
-``st``, ``atom``, ``multimem``, ``membar/fence``. Every intrinsic has side effects and clobbers memory, else a poll would
-be hoisted out of its loop.
+``st``, ``atom``, ``multimem``, ``membar/fence``. Every intrinsic has side effects and clobbers
+memory, else a poll would be hoisted out of its loop.
 
 Scope of what peers write and read is ``.sys``. Polls are ``ld.relaxed.sys``: an acquire would drop
 L1 at every poll, and a packet needs none, because its flag travels with its data.
@@ -214,12 +214,9 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.multimem_red_release_sys_add_u32)(
         lambda address, value: lambda address, value: multimem_red(address, value)
     )
-    for primitive, load_sum in (
-        (memory.multimem_ld_reduce_add_v4_f32, load_sum_f32),
-        (memory.multimem_ld_reduce_add_v4_f16x2, load_sum_f16),
-        (memory.multimem_ld_reduce_add_v4_bf16x2, load_sum_bf16),
-    ):
-        lower(primitive)(_load_sum(load_sum))
+    lower(memory.multimem_ld_reduce_add_v4_f32)(_load_sum(load_sum_f32))
+    lower(memory.multimem_ld_reduce_add_v4_f16x2)(_load_sum(load_sum_f16))
+    lower(memory.multimem_ld_reduce_add_v4_bf16x2)(_load_sum(load_sum_bf16))
     lower(memory.fence_proxy_alias)(lambda: lambda: fence_alias())
     lower(memory.fence_acq_rel_gpu)(lambda: lambda: fence_gpu())
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence_sys())

@@ -42,9 +42,7 @@ def build(spec: KernelSpec, layout: BarrierLayout, *, looped: bool = False) -> C
     """
     # Templated arguments.
     LOOPED = looped
-    open_thread, load_epoch, advance, meet_peers, finish = block_barrier(
-        layout, spec.code, multicast=spec.multicast
-    )
+    open_thread, load_epoch, advance, meet_peers, finish = block_barrier(layout, spec.code)
 
     def barrier(
         arguments: KernelArguments, rank: int, thread: int, nthreads: int, block_threads: int

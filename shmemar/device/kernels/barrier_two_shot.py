@@ -27,9 +27,10 @@ one ``multimem.ld_reduce`` of a multicast address, and the result is stored to a
 
     [0, P) own input, share 0   ...   [NP, NP+P) result of rank 0   ...   [2NP-P, 2NP) of rank N-1
 
-The order of the sum is the switch's, so it is not deterministic. 16-bit types are added up in float32
-at least, rounded to their type, and by ``avg`` scaled in float32 and rounded again. Loads and stores
-by the multicast address and those by the others are ordered by the alias fence in each barrier.
+The order of the sum is the switch's, so it is not deterministic. 16-bit types are added up in
+float32 at least, rounded to their type, and by ``avg`` scaled in float32 and rounded again. Loads
+and stores by the multicast address and those by the others are ordered by the alias fence in each
+barrier.
 
 Requirements: those of :mod:`shmemar.device.kernels.barrier_one_shot`.
 
@@ -87,9 +88,7 @@ def build(spec: KernelSpec, layout: BarrierLayout, *, looped: bool = False) -> C
     BLOCK_SLOTS = layout.block_slots
     PUSHES = spec.protocol is Protocol.PUSH
     LOOPED = looped
-    open_thread, load_epoch, advance, meet_peers, finish = block_barrier(
-        layout, spec.code, multicast=spec.multicast
-    )
+    open_thread, load_epoch, advance, meet_peers, finish = block_barrier(layout, spec.code)
     this = staging(spec, layout)
     step, packet_at, next_base, at = this.step, this.packet_at, this.next_base, this.at
     load_input, store_output, put = this.load_input, this.store_output, this.put

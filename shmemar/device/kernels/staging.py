@@ -233,7 +233,7 @@ def staging(spec: KernelSpec, layout: BarrierLayout) -> Staging:
 
         return reduce_first if source == 0 else reduce_later
 
-    load_sum = _LOADED_SUMS.get(spec.dtype.name)
+    load_sum = _LOADED_SUMS.get(spec.dtype.name, multimem_ld_reduce_add_v4_f32)
 
     @device
     def publish_to_all(me: BlockThread, place: int, slot: int, words: list[int]) -> bool:

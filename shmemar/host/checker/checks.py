@@ -100,7 +100,8 @@ def check(
         pairs = ", ".join(f"{k.value} with {p.value}" for k, p in known)
         form = ", multicast True" * multicast
         raise ArgumentError(
-            f"protocol is {protocol.value}, and kernel {kernel.value}{form}; expected one of {pairs}."
+            f"protocol is {protocol.value}, and kernel {kernel.value}{form}; expected one of "
+            f"{pairs}."
         )
     _require_ranks(nranks)
     if multicast:

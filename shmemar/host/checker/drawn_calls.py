@@ -53,7 +53,7 @@ EXACT_RANKS = 8
 def draw_sequence(
     kernel: Kernel, protocol: Protocol, nranks: int, seed: int, *, multicast: bool = False
 ) -> CallSequence:
-    """Draw a sequence, most of whose calls are of one kernel and protocol, or its multicast form."""
+    """Draw a sequence, most of whose calls are of one kernel and protocol, and of one form."""
     which = f"{kernel.value} {protocol.value}" + " multicast" * multicast
     draw = random.Random(f"{which} {nranks} {seed}")  # noqa: S311 - it need not be secret
     calls: list[Call] = []

@@ -356,8 +356,8 @@ class HostileMachine:
         if not copies:
             raise ProtocolError(
                 Verdict.OUTSIDE,
-                f"{who} of {who.launch.name} would use {self.map.describe(address)}, as a multicast "
-                "address; expected one.",
+                f"{who} of {who.launch.name} would use {self.map.describe(address)} by "
+                f"{address:#x}; expected a multicast address.",
                 who.rank,
             )
         return [(copy, self._span(who, copy, nbytes, stores=stores)) for copy in copies]

@@ -143,7 +143,9 @@ class MemoryMap:
         if area is None and self.copies(address):
             area = self.at(self.copies(address)[0])
             if area is not None:
-                return f"all ranks' {area.name} + {address - area.address % (1 << RANK_SHIFT)} bytes"
+                return (
+                    f"all ranks' {area.name} + {address - area.address % (1 << RANK_SHIFT)} bytes"
+                )
         if area is None:
             return f"{address:#x}, which is no memory"
         at = address - area.address

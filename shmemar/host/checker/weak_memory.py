@@ -20,12 +20,12 @@ list of *messages*, its modification order.
 * ``fence.acq_rel.gpu`` does so for memory of the thread's own GPU, and between threads of it: each
   rank has a GPU of its own here. Stores to peers stay late, and peers get no view.
 * The end of a kernel performs all stores of its threads, and joins their views for the next one.
-* A multicast address is another name of each rank's location, an *alias*: what is stored to all ranks
-  is a store to each of them, which waits by itself. A thread has a queue and an entry of its view for
-  either name. By one name it neither sees its stores by the other nor keeps order with them, and a
-  view of one says nothing about the other, until ``fence.proxy.alias`` makes both of both; so does
-  the end of a kernel. Polls by one name read what was stored by the other, whole, and take its view:
-  that PTX does not promise.
+* A multicast address is another name of each rank's location, an *alias*: what is stored to all
+  ranks is a store to each of them, which waits by itself. A thread has a queue and an entry of its
+  view for either name. By one name it neither sees its stores by the other nor keeps order with
+  them, and a view of one says nothing about the other, until ``fence.proxy.alias`` makes both of
+  both; so does the end of a kernel. Polls by one name read what was stored by the other, whole, and
+  take its view: that PTX does not promise.
 
 Not modelled: load buffering, where a store is performed before a load that comes before it in
 program order (the kernels rely on it that no store is performed before the branch that it depends
@@ -46,11 +46,15 @@ from shmemar.host.checker.messages import ALIAS, Message, Queue, Store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shmemar.host.checker.messages import Observer, View
+    from shmemar.host.checker.messages import Observer, Released, View
 
 __all__ = ["ALIAS", "ALL_BITS", "WeakMemory"]
 
 ALL_BITS = (1 << 64) - 1
+
+
+MANY_VIEWS = 12
+"""Views of a message, beyond which they are made one: a counter would collect them for ever."""
 
 
 class WeakMemory:
@@ -240,7 +244,7 @@ class WeakMemory:
             of_gpu, of_sys = of_gpu + done, of_sys + done
         if store.add:
             value = before.value & ~mask | store.add(before.value & mask, value) & mask
-            of_gpu, of_sys = before.of_gpu + of_gpu, before.of_sys + of_sys
+            of_gpu, of_sys = _together(before.of_gpu, of_gpu), _together(before.of_sys, of_sys)
         elif mask != ALL_BITS:
             value = before.value & ~mask | value
         store.index = len(messages)
@@ -375,3 +379,16 @@ class WeakMemory:
     def peek(self, location: int) -> int:
         """What is newest."""
         return self.order_of(location)[-1].value
+
+
+def _together(first: Released, second: Released) -> Released:
+    """Views of what is added to, and those of an addition."""
+    views = first + second
+    if len(views) <= MANY_VIEWS:
+        return views
+    joined: View = {}
+    for view in {id(view): view for view in views}.values():
+        for location, index in view.items():
+            if index > joined.get(location, 0):
+                joined[location] = index
+    return (joined,)

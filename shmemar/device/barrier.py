@@ -36,7 +36,7 @@ A counter is never reset and wraps, and so does e, which here counts barriers an
 is meant modulo 2**32, and "has come to" is told by the difference, which is N at most either way.
 One counter is enough. A rank adds for e + 1 only after its own counter has come to Ne, so after
 every rank has added for e. So what is polled for e lies from N(e - 1), which was seen before, to
-Ne + N - 1, with what peers add for e + 1; and while it is less than Ne, someone has not added for e.
+Ne + N - 1, with what peers add for e + 1; while it is less than Ne, someone has not added for e.
 
 The first alias fence stands on the path from what a block did by one address of memory to what a
 peer's does by another: stores by home or peer addresses to loads by the multicast address, and

@@ -172,20 +172,7 @@ def exchange(spec: KernelSpec, layout: LLLayout) -> Exchange:
             epoch[p] = next_epoch(epoch[p])
 
     @device
-    def buffer_of_peers(me: KernelThread, epoch: int) -> PacketBuffer:
-        return PacketBuffer(
-            me.arguments.peers,
-            me.rank,
-            PITCH_NBYTES,
-            BUFFER_NBYTES,
-            MACHINE_WORD,
-            epoch,
-            me.watchdog,
-            (),
-        )
-
-    @device
-    def buffer_of_all(me: KernelThread, epoch: int) -> PacketBuffer:
+    def buffer(me: KernelThread, epoch: int) -> PacketBuffer:
         return PacketBuffer(
             me.arguments.peers[:NRANKS],
             me.rank,
@@ -196,8 +183,6 @@ def exchange(spec: KernelSpec, layout: LLLayout) -> Exchange:
             me.watchdog,
             me.arguments.peers[NRANKS:],
         )
-
-    buffer = buffer_of_all if spec.multicast else buffer_of_peers
 
     @device
     def encode(me: KernelThread, words: list[int], at: int) -> None:

@@ -103,27 +103,6 @@ def build(spec: UserKernelSpec, layout: LLLayout) -> Callable[..., Any]:
     KERNEL = spec.code
     function = device(spec.function)
 
-    @device
-    def packets_of_peers(arguments: UserArguments, rank: int, watchdog: Watchdog) -> PacketBuffer:
-        return PacketBuffer(
-            arguments.peers, rank, PITCH_NBYTES, BUFFER_NBYTES, MACHINE_WORD, u32(0), watchdog, ()
-        )
-
-    @device
-    def packets_of_all(arguments: UserArguments, rank: int, watchdog: Watchdog) -> PacketBuffer:
-        return PacketBuffer(
-            arguments.peers[:SIZE],
-            rank,
-            PITCH_NBYTES,
-            BUFFER_NBYTES,
-            MACHINE_WORD,
-            u32(0),
-            watchdog,
-            arguments.peers[SIZE:],
-        )
-
-    packets_of = packets_of_all if spec.buffer.multicast else packets_of_peers
-
     def user_kernel(
         arguments: UserArguments, rank: int, thread: int, nthreads: int, block_threads: int
     ) -> None:
@@ -143,7 +122,16 @@ def build(spec: UserKernelSpec, layout: LLLayout) -> Callable[..., Any]:
             return
         state[EPOCH] = epoch if epoch != u32(0) else u32(1)
         state[ALIVE] = u32(1)
-        packets = packets_of(arguments, rank, watchdog)
+        packets = PacketBuffer(
+            arguments.peers[:SIZE],
+            rank,
+            PITCH_NBYTES,
+            BUFFER_NBYTES,
+            MACHINE_WORD,
+            u32(0),
+            watchdog,
+            arguments.peers[SIZE:],
+        )
         ll = LLBuffer(rank, SIZE, packets, LIKE, NPACKETS, NTHREADS, u32(thread), state)
         function(ll, i64_from_word(u32(thread)), i64_from_word(u32(nthreads)), *arguments.own)
         ll.advance_epoch()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["HEADER", "CheckRequest", "command_of", "line_of", "request", "run_checks"]
 
 HEADER = (
-    f"#{'kernel':>16}{'protocol':>16}{'ranks':>7}{'runs':>8}{'operations':>13}{'seconds':>9}"
+    f"#{'kernel':>16}{'protocol':>19}{'ranks':>7}{'runs':>8}{'operations':>13}{'seconds':>9}"
     f"{'ops/s':>9}  found"
 )
 CHUNKS_PER_JOB = 4
@@ -159,6 +159,6 @@ def line_of(report: CheckReport) -> str:
     found = "nothing" if report.failure is None else report.failure.verdict.value
     speed = report.operations / report.seconds
     return (
-        f"{kernel:>17}{protocol:>16}{report.nranks:>7}{report.runs:>8}{report.operations:>13}"
+        f"{kernel:>17}{protocol:>19}{report.nranks:>7}{report.runs:>8}{report.operations:>13}"
         f"{report.seconds:>9.1f}{speed:>9.0f}  {found}"
     )

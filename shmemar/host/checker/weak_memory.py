@@ -249,8 +249,9 @@ class WeakMemory:
             value = before.value & ~mask | value
         store.index = len(messages)
         messages.append(Message(value, observer.rank, of_gpu, of_sys, store.packet))
-        for name in store.names:
-            observer.view[name] = store.index
+        observer.view[queue.location] = store.index
+        if store.is_linked:
+            observer.view[queue.location ^ ALIAS] = store.index
         del queue.stores[0]
         if not queue.stores:
             self.queues.remove(queue)

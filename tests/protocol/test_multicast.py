@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,13 +33,15 @@ from shmemar.host.checker import (
     check,
     check_sequence,
 )
+from shmemar.host.checker.calls import layout_of
 from shmemar.host.checker.hostile_machine import HostileMachine
 from shmemar.host.checker.memory_map import MemoryMap, Span
 from shmemar.host.checker.schedule import schedule_of
 from shmemar.host.checker.threads import Launch
 from shmemar.host.checker.verdict import ProtocolError, Verdict
-from shmemar.layout import FAILURE_DTYPE
+from shmemar.host.failure import failure_from
 from shmemar.spec import Kernel, KernelSpec, Protocol
+from tests.protocol.test_deadlines import record_of, run_without_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +58,8 @@ forms = pytest.mark.parametrize(
 def test_nothing_is_found_in_sequences_of_calls(
     kernel: Kernel, protocol: Protocol, nranks: int
 ) -> None:
-    runs = {2: 24, 3: 12, 4: 8, 8: 2}[nranks] if kernel.has_barriers else {8: 9}.get(nranks, 24)
+    # Of many operations each, and of many threads those with barriers.
+    runs = {2: 24, 3: 12, 4: 6, 8: 2}[nranks] if kernel.has_barriers else {8: 5}.get(nranks, 20)
     report = check(kernel, protocol, nranks, range(runs), multicast=True)
     assert report.passed, str(report)
     assert report.runs == runs
@@ -147,7 +152,7 @@ def run_total(kernel: Callable[..., None], protocol: str, nranks: int) -> Any:
         nranks=nranks,
         protocol=protocol,
         multicast=True,
-        seeds=range(20),
+        seeds=range(6 if nranks > 3 else 20),
     )
 
 
@@ -178,7 +183,7 @@ def test_a_users_kernel_of_one_rank_is_refused() -> None:
 
 
 def outcomes(*programs: Callable[[int, int], Any], seeds: int = 300) -> set[Any]:
-    """What rank 1's program returns, over schedules; each takes the own and the window's address."""
+    """What rank 1's program returns, over schedules; they take the own and the window's address."""
     return {_outcome(programs, seed) for seed in range(seeds)}
 
 
@@ -289,19 +294,14 @@ def test_addresses_are_not_mixed_up(wrong: Callable[[int, int], Any], told: str)
 def test_a_counter_that_is_not_added_to_is_reported_with_all_peers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from shmemar.host.checker.calls import layout_of
-    from shmemar.host.failure import failure_from
-    from tests.protocol.test_deadlines import run_without_last
-
     monkeypatch.setattr("shmemar.device.barrier.POLLS_PER_LOOK", 4)
     spec = spec_of(Kernel.BARRIER_TWO_SHOT, Protocol.PULL, 3)
     machine = run_without_last(spec, layout_of(spec), 3, seed=1)
-    for rank, record in enumerate(machine.records[:2]):
-        error = failure_from(
-            lambda record=record: machine.peek(record.address, FAILURE_DTYPE.itemsize), 1.0
-        )
+    for rank in (0, 1):
+        error = failure_from(partial(record_of, machine, rank), 1.0)
         assert error is not None
         assert error.rank == rank
         assert error.missing == tuple(other for other in range(3) if other != rank)
         assert f"one or more of ranks {', '.join(map(str, error.missing))} in " in str(error)
-        assert "expected 0x3 as the count of all, saw 0x2" in str(error)
+        # A peer's addition may be late as well.
+        assert re.search("expected 0x3 as the count of all, saw 0x[12]", str(error))

@@ -431,8 +431,9 @@ def test_multicast_is_advised_on_only_where_the_variables_contradict(
     assert rows["SHMEMAR_MULTICAST"].advice == advised
     words = {True: "yes", False: "no", None: "not known"}
     assert rows["GPU supports it"].value == words[supported]
-    text = variables.get("NVSHMEM_DISABLE_NVLS")
-    assert rows["NVSHMEM_DISABLE_NVLS"].value == (f"set to {text!r}" if text else "not set")
+    disabled = variables.get("NVSHMEM_DISABLE_NVLS")
+    shown = f"set to {disabled!r}" if disabled else "not set"
+    assert rows["NVSHMEM_DISABLE_NVLS"].value == shown
 
 
 def test_a_variable_that_is_not_valid_stops_both_backends(

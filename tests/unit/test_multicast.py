@@ -23,7 +23,9 @@ from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol, why
 from shmemar.user_spec import BufferSpec, UserKernelSpec, describe_code
 
 FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM
-GOOD = [MulticastFacts(Backend.NVSHMEM, f"GPU-{rank}", True, None, 3) for rank in range(3)]
+GOOD = [
+    MulticastFacts(Backend.NVSHMEM, f"GPU-{rank}", is_supported=True, njob=3) for rank in range(3)
+]
 
 
 # The decision

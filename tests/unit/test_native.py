@@ -172,9 +172,16 @@ def test_what_needs_multicast_is_refused_by_its_name(primitive: Any) -> None:
 
 
 def _call_of(primitive: Any, noperands: int) -> Any:
-    return {
-        0: lambda: primitive(),
-        1: lambda a: primitive(a),
-        2: lambda a, b: primitive(a, b),
-        5: lambda a, b, c, d, e: primitive(a, b, c, d, e),
-    }[noperands]
+    def of_none() -> None:
+        primitive()
+
+    def of_one(address: int) -> None:
+        primitive(address)
+
+    def of_two(address: int, word: int) -> None:
+        primitive(address, word)
+
+    def of_five(address: int, first: int, second: int, third: int, fourth: int) -> None:
+        primitive(address, first, second, third, fourth)
+
+    return {0: of_none, 1: of_one, 2: of_two, 5: of_five}[noperands]

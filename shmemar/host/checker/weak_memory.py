@@ -330,10 +330,12 @@ class WeakMemory:
             who.of_sys = released
 
     def _join(self, who: Observer, views: Iterable[View]) -> None:
+        newer, base = who.view, who.base
         for view in views:
             for location, index in view.items():
-                if index > who.oldest(location):
-                    who.view[location] = index
+                own = newer.get(location)
+                if index > (base.get(location, 0) if own is None else own):
+                    newer[location] = index
 
     def meet(self, members: list[Observer]) -> None:
         """Give all members one view, and let each see the stores of the others."""

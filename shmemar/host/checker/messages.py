@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ALIAS", "Message", "Observer", "Queue", "Released", "Store", "View"]
 
-ALIAS = 1 << 64
-"""Added to a location: its other name, that of a multicast address."""
+ALIAS = 1 << 60
+"""Added to a location: its other name, that of a multicast address. It fits numpy's integers."""
 
 View: TypeAlias = dict[int, int]
 """Index of a message by location; 0 where there is none."""

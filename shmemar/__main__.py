@@ -83,6 +83,11 @@ def _add_check(commands: Any) -> None:
     check.add_argument(
         "--protocol", choices=[protocol.value for protocol in Protocol], help="default: all"
     )
+    check.add_argument(
+        "--multicast",
+        action="store_true",
+        help="multicast forms alone; default: also, where no kernel or protocol is named",
+    )
     check.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8], metavar="N")
     check.add_argument("--seeds", type=int, default=200, help="runs of each; default: 200")
     check.add_argument("--seed", type=int, default=None, help="run this one seed")
@@ -110,6 +115,7 @@ def _check(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         schedule=arguments.schedule,
         jobs=arguments.jobs,
+        multicast=arguments.multicast,
     )
     print(f"# shmemar {__version__}, kernels as plain Python under hostile schedules")
     print(HEADER, flush=True)

@@ -49,8 +49,9 @@ class Config:
         protocol: ``SHMEMAR_PROTOCOL``: pins the protocol; pull or push of kernels with barriers, ll
             or sentinel of the others.
         timeout_s: ``SHMEMAR_TIMEOUT_S``: deadline of a spin in seconds, 0 for none.
-        check: ``SHMEMAR_CHECK``: compare every call across ranks.
-        multicast: ``SHMEMAR_MULTICAST``: allow kernels that use NVLink multicast.
+        check: ``SHMEMAR_CHECK``: compare every call across ranks. multicast: ``SHMEMAR_MULTICAST``:
+        use NVLink multicast in kernels that have such a form, where
+            the machine has it and ``NVSHMEM_DISABLE_NVLS`` is not set.
         max_blocks: ``SHMEMAR_MAX_BLOCKS``: cap on the blocks of a launch.
         scratch_nbytes: ``SHMEMAR_SCRATCH_NBYTES``: symmetric scratch per rank in bytes.
         two_shot_scratch_nbytes: ``SHMEMAR_TWO_SHOT_SCRATCH_NBYTES``: the same of two-shot kernels,

@@ -22,6 +22,7 @@ from shmemar.layout import (
 
 __all__ = [
     "MAX_RANKS",
+    "MULTICAST_CODE",
     "PACKET_PROTOCOLS",
     "PART_RANKS",
     "WIDE_RANKS",
@@ -136,6 +137,20 @@ _MARK_BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 the sum says who has added."""
 
 
+_MULTICAST_PROTOCOLS = {
+    Kernel.ONE_SHOT: PACKET_PROTOCOLS,
+    Kernel.BARRIER_TWO_SHOT: (Protocol.PULL,),
+    Kernel.BARRIER: (Protocol.PUSH,),
+}
+"""Kernels that have a multicast form, and their protocols that have it."""
+
+_SWITCH_TYPES = ("float32", "float16", "bfloat16")
+"""Types whose sums can be loaded by a multicast address, 16 bytes at a time."""
+
+MULTICAST_CODE = 1 << 31
+"""The bit of `KernelSpec.code` above the number of ranks."""
+
+
 @dataclass(frozen=True)
 class KernelSpec:
     """Everything that changes the code of a kernel, and nothing that changes from call to call.
@@ -146,6 +161,8 @@ class KernelSpec:
         dtype: Element type.
         op: Reduction operator.
         nranks: Ranks of the communicator.
+        multicast: True of the variant that stores to all ranks, adds to all, or loads the sum of
+            all, by a multicast address.
     """
 
     kernel: Kernel
@@ -153,6 +170,7 @@ class KernelSpec:
     dtype: DType
     op: ReduceOp
     nranks: int
+    multicast: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.nranks <= MAX_RANKS:
@@ -164,6 +182,8 @@ class KernelSpec:
             )
         if self.protocol not in self.kernel.protocols:
             raise ArgumentError(self._why_another_protocol())
+        if self.multicast:
+            self._require_multicast_form()
         if self.kernel is Kernel.LL128_ATOMIC:
             self._require_atomic_additions()
         if self.protocol is Protocol.SENTINEL and self.dtype.is_integer:
@@ -208,6 +228,47 @@ class KernelSpec:
                 f"{_MARK_BITS[self.dtype.name]}. {instead}"
             )
 
+    def _require_multicast_form(self) -> None:
+        instead = "Use the kernel without multicast (unset SHMEMAR_MULTICAST)."
+        if self.protocol not in _MULTICAST_PROTOCOLS.get(self.kernel, ()):
+            forms = [
+                f"{kernel.value} with {' or '.join(each.value for each in protocols)}"
+                for kernel, protocols in _MULTICAST_PROTOCOLS.items()
+            ]
+            raise ArgumentError(
+                f"multicast is True, and kernel {self.kernel.value} with {self.protocol.value}, "
+                f"which has no multicast form; expected one of {', '.join(forms)}. {instead}"
+            )
+        most = WIDE_RANKS - 1 if self.kernel is Kernel.ONE_SHOT else MAX_RANKS
+        if not 2 <= self.nranks <= most:
+            raise ArgumentError(
+                f"multicast is True, and nranks {self.nranks}; expected 2 to {most} for kernel "
+                f"{self.kernel.value}: one rank has nobody to store to, and from {WIDE_RANKS} on "
+                f"the lanes of a one-shot team have a part of the ranks each. {instead}"
+            )
+        if self.kernel is not Kernel.BARRIER_TWO_SHOT:
+            return
+        if self.dtype.name not in _SWITCH_TYPES:
+            raise ArgumentError(
+                f"multicast is True, and dtype {self.dtype.name}, which kernel "
+                f"{self.kernel.value} has no loaded sum of; expected one of "
+                f"{', '.join(_SWITCH_TYPES)}. {instead}"
+            )
+        if self.op not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ArgumentError(
+                f"multicast is True, and op {self.op.value!r}; expected sum or avg for kernel "
+                f"{self.kernel.value}, whose loads add. {instead}"
+            )
+
+    @property
+    def is_deterministic(self) -> bool:
+        """True of those that give the same bits from run to run.
+
+        A sum that is loaded by a multicast address is made in an order that nobody is told.
+        """
+        loads_sums = self.multicast and self.kernel is Kernel.BARRIER_TWO_SHOT
+        return self.kernel.is_deterministic and not loads_sums
+
     @property
     def payload_nbytes(self) -> int:
         """Data bytes in a packet: half of it with LL's flags, else all of it."""
@@ -224,11 +285,11 @@ class KernelSpec:
 
         One-shot: two buffers of the own input, or of every rank's. Two-shot: for every rank's share
         of the own input and for the own result, or for what every rank sends of the own share and
-        for every rank's result.
+        for every rank's result; with multicast for every share of the own input and every result.
         """
         if not self.kernel.has_barriers or not self.kernel.reduces:
             return 0
-        if self.protocol is Protocol.PUSH:
+        if self.protocol is Protocol.PUSH or self.multicast:
             return 2 * self.nranks
         return self.nranks + 1 if self.kernel.is_two_shot else 2
 
@@ -294,7 +355,7 @@ class KernelSpec:
         word = self.nranks
         for number in fields:
             word = word << 6 | number
-        return word
+        return word | MULTICAST_CODE * self.multicast
 
     @classmethod
     def from_code(cls, code: int) -> KernelSpec:
@@ -305,14 +366,15 @@ class KernelSpec:
             list(Protocol)[protocol],
             list(DTYPES.values())[dtype],
             list(ReduceOp)[op],
-            nranks=code >> 24,
+            nranks=(code & ~MULTICAST_CODE) >> 24,
+            multicast=bool(code & MULTICAST_CODE),
         )
 
     @property
     def name(self) -> str:
         """Name in logs, tables and error messages, such as ``one_shot_ll_float32_sum_4``."""
         parts = (self.kernel.value, self.protocol.value, self.dtype.name, self.op.value)
-        return "_".join((*parts, str(self.nranks)))
+        return "_".join((*parts, str(self.nranks))) + "_multicast" * self.multicast
 
     @property
     def symbol(self) -> str:
@@ -321,11 +383,17 @@ class KernelSpec:
 
 
 def why_impossible(
-    kernel: Kernel, protocol: Protocol, dtype: DType, op: ReduceOp, nranks: int
+    kernel: Kernel,
+    protocol: Protocol,
+    dtype: DType,
+    op: ReduceOp,
+    nranks: int,
+    *,
+    multicast: bool = False,
 ) -> str | None:
     """Say why there is no such kernel; None where there is one."""
     try:
-        KernelSpec(kernel, protocol, dtype, op, nranks)
+        KernelSpec(kernel, protocol, dtype, op, nranks, multicast)
     except ArgumentError as error:
         return str(error)
     return None

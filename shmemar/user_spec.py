@@ -70,6 +70,7 @@ class BufferSpec:
         nranks: Ranks of the communicator.
         nthreads: The most threads of a launch: whole blocks.
         nslots: Slots of a thread.
+        multicast: True where `LLBuffer.bcast` stores to all ranks by a multicast address.
     """
 
     dtype: str
@@ -78,10 +79,25 @@ class BufferSpec:
     nranks: int
     nthreads: int
     nslots: int
+    multicast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.multicast and self.nranks < 2:
+            raise ArgumentError(
+                f"multicast is True, and nranks {self.nranks}; expected 2 or more: one rank has "
+                "nobody to store to. Use the buffer without multicast."
+            )
 
     @classmethod
     def of(
-        cls, nranks: int, dtype: Any, *, threads: int, slots: int, protocol: str | Protocol
+        cls,
+        nranks: int,
+        dtype: Any,
+        *,
+        threads: int,
+        slots: int,
+        protocol: str | Protocol,
+        multicast: bool = False,
     ) -> BufferSpec:
         """Check a user's arguments.
 
@@ -115,7 +131,7 @@ class BufferSpec:
                 "so that none is left to mean an empty slot; expected protocol ll."
             )
         nthreads = packet_count(int(threads), BLOCK_THREADS) * BLOCK_THREADS
-        found_spec = cls(scalar.name, length, protocol, nranks, nthreads, int(slots))
+        found_spec = cls(scalar.name, length, protocol, nranks, nthreads, int(slots), multicast)
         if found_spec.layout.nslots > MAX_LAUNCH_PACKETS:
             raise ArgumentError(
                 f"threads is {threads} and slots {slots}, of {found_spec.npackets} packets each; "
@@ -159,7 +175,7 @@ class BufferSpec:
     def name(self) -> str:
         """Name in messages, such as ``float32x2/ll``."""
         element = self.dtype if self.length == 1 else f"{self.dtype}x{self.length}"
-        return f"{element}/{self.protocol.value}"
+        return f"{element}/{self.protocol.value}" + "/multicast" * self.multicast
 
 
 def scratch_nbytes(
@@ -224,7 +240,8 @@ class UserKernelSpec:
     @property
     def symbol(self) -> str:
         """Name of its machine code."""
-        return "user_" + re.sub(r"\W", "_", self.name, flags=re.ASCII)
+        name = re.sub(r"\W", "_", self.name, flags=re.ASCII)
+        return f"user_{name}" + "_multicast" * self.buffer.multicast
 
 
 AnyKernelSpec: TypeAlias = KernelSpec | UserKernelSpec

@@ -73,6 +73,24 @@ class Machine(Protocol):
         by themselves, the first one last.
         """
 
+    def store_to_all(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        """Store words to every rank, the own one included, by a multicast address.
+
+        As of `store`; each rank's copy may be stored at a time of its own.
+        """
+
+    def add_to_all(self, address: int, value: int) -> None:
+        """Add to a word of every rank by a multicast address, wrapping, as releases of `.sys`."""
+
+    def load_sum(self, address: int, add: Callable[[int, int], int]) -> tuple[int, ...]:
+        """Load four words of every rank by a multicast address, weakly, and add them up.
+
+        In any order, by ``add(sum, word)``.
+        """
+
+    def fence_aliases(self) -> None:
+        """Order accesses by a multicast address against those of the same memory by the others."""
+
     def fence(self, scope: Scope) -> None:
         """Order everything before against everything after, as observers of `scope` see it."""
 

@@ -9,8 +9,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from shmemar.device import elements, words
+from shmemar.device import elements, packet_buffer, words
 from shmemar.device.ll_buffer import _element_of, _step, elements_of
+from shmemar.device.memory import fence_proxy_alias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +139,22 @@ def lower_elements(compiler: Compiler, local_array: Callable[[int], Callable[...
     ) -> Callable[..., Any]:
         return elements_of_more if rest.count else lambda ll, packets, own, rest: ()
 
+    by_window, to_each = packet_buffer.send_by_window, packet_buffer.send_to_each
+
+    def send_to_all(
+        window: types.Type, ll: types.Type, slot: types.Type, words: types.Type, at: types.Type
+    ) -> Callable[..., Any]:
+        if window.count:
+            return lambda window, ll, slot, words, at: by_window(window, ll, slot, words, at)
+        return lambda window, ll, slot, words, at: to_each(window, ll, slot, words, at)
+
+    def fence_aliases(window: types.Type) -> Callable[..., Any]:
+        fence = fence_proxy_alias
+        return (lambda window: fence()) if window.count else (lambda window: None)
+
     lower = compiler.lower
+    lower(packet_buffer.send_to_all)(send_to_all)
+    lower(packet_buffer.fence_aliases)(fence_aliases)
     lower(elements.words_from_element)(_words_from_element)
     lower(elements.element_from_words)(_element_from_words)
     lower(elements.as_element)(_as_element)

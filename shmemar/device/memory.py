@@ -2,6 +2,15 @@
 
 Addresses are unsigned 64-bit integers, words unsigned 32-bit ones. The Python bodies are what the
 checker runs; :mod:`shmemar.device.ptx` and :mod:`shmemar.device.native` lower them.
+
+What begins with ``multimem`` takes a *multicast address*, which stands for the same place in every
+rank's symmetric memory, the own one included; nothing else may be given one, and these nothing
+else. Two addresses of the same memory are *aliases*. PTX orders accesses by one of them against
+accesses by the other only where an alias proxy fence stands along the path of causality between
+them, or the end of a kernel; and it promises of no pair of them that they are performed whole, as
+it does of strong accesses by one address ("morally strong" wants the same proxy). So words that are
+stored by the multicast address and polled at home rest on the hardware, which has one copy of them
+in the L2 cache of each GPU; NVIDIA's own libraries poll so. None of these was run on a GPU here.
 """
 
 from __future__ import annotations
@@ -19,6 +28,7 @@ __all__ = [
     "exch_relaxed_sys_b32",
     "fence_acq_rel_gpu",
     "fence_acq_rel_sys",
+    "fence_proxy_alias",
     "globaltimer_ns",
     "ld_acquire_sys_b32",
     "ld_b8",
@@ -29,6 +39,12 @@ __all__ = [
     "ld_relaxed_sys_b32",
     "ld_relaxed_sys_b64",
     "ld_relaxed_sys_v4_b32",
+    "multimem_ld_reduce_add_v4_bf16x2",
+    "multimem_ld_reduce_add_v4_f16x2",
+    "multimem_ld_reduce_add_v4_f32",
+    "multimem_red_release_sys_add_u32",
+    "multimem_st_relaxed_sys_two_b64",
+    "multimem_st_v4_f32",
     "red_line_relaxed_sys_add_bf16x2",
     "red_line_relaxed_sys_add_f16x2",
     "red_line_relaxed_sys_add_f32",
@@ -185,6 +201,52 @@ def red_line_relaxed_sys_add_bf16x2(
 ) -> None:
     """Add eight bfloat16, two a word, likewise."""
     current().add_to_line(address, (first, second, third, fourth), add_two_bf16)
+
+
+def multimem_st_relaxed_sys_two_b64(
+    address: int, first: int, second: int, third: int, fourth: int
+) -> None:
+    """Store four words to 16 aligned bytes of every rank; each 8 bytes are whole.
+
+    Two instructions: those of 16 bytes promise each element alone, and none has elements of 8.
+    """
+    current().store_to_all(address, (first, second, third, fourth), Order.RELAXED_SYS)
+
+
+def multimem_st_v4_f32(address: int, first: int, second: int, third: int, fourth: int) -> None:
+    """Store four words, of whatever type, to 16 aligned bytes of every rank; weak."""
+    current().store_to_all(address, (first, second, third, fourth), Order.WEAK)
+
+
+def multimem_red_release_sys_add_u32(address: int, value: int) -> None:
+    """Add to a word of every rank, which wraps, behind everything that the thread did or saw."""
+    current().add_to_all(address, value)
+
+
+def multimem_ld_reduce_add_v4_f32(address: int) -> Packet:
+    """Load four float32 of every rank and add them up, in an order that nobody is told; weak."""
+    first, second, third, fourth = current().load_sum(address, add_f32)
+    return first, second, third, fourth
+
+
+def multimem_ld_reduce_add_v4_f16x2(address: int) -> Packet:
+    """Add up eight float16, two a word, likewise; at least in float32, and rounded in the end."""
+    first, second, third, fourth = current().load_sum(address, add_two_f16)
+    return first, second, third, fourth
+
+
+def multimem_ld_reduce_add_v4_bf16x2(address: int) -> Packet:
+    """Add up eight bfloat16, two a word, likewise."""
+    first, second, third, fourth = current().load_sum(address, add_two_bf16)
+    return first, second, third, fourth
+
+
+def fence_proxy_alias() -> None:
+    """Order the thread's accesses by multicast addresses against those by others.
+
+    It stands wherever the path of causality passes; by itself it orders nothing for other threads.
+    """
+    current().fence_aliases()
 
 
 def fence_acq_rel_gpu() -> None:

@@ -6,12 +6,13 @@ order, which is at least as strong as what the GPU promises.
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
-from numba import extending, njit, types
+from numba import errors, extending, njit, types
 
 from shmemar.device import additions, groups, memory, words
 from shmemar.device.float16 import f16_from_f32, f32_from_f16
@@ -26,6 +27,17 @@ __all__ = ["install"]
 _CLOCK_MONOTONIC = 1
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _UNSIGNED = {1: types.uint8, 2: types.uint16, 4: U32, 8: U64}
+_MULTICAST = (
+    memory.multimem_ld_reduce_add_v4_bf16x2,
+    memory.multimem_ld_reduce_add_v4_f16x2,
+    memory.multimem_ld_reduce_add_v4_f32,
+    memory.multimem_red_release_sys_add_u32,
+    memory.multimem_st_relaxed_sys_two_b64,
+    memory.multimem_st_v4_f32,
+    memory.fence_proxy_alias,
+)
+"""What only GPUs with multicast have."""
+
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.voidptr))
 
@@ -186,8 +198,23 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.red_release_sys_add_u64)(
         lambda address, value: lambda address, value: add_64(address, value)
     )
+    for primitive in _MULTICAST:
+        lower(primitive)(_no_multicast(primitive))
     lower(memory.fence_acq_rel_gpu)(lambda: lambda: fence())
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence())
+
+
+def _no_multicast(primitive: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the typing function of what a CPU has nothing like."""
+
+    def refuse(*_: Any) -> None:
+        raise errors.TypingError(
+            f"{primitive.__name__} needs multicast, which the emulated backend has none of; "
+            "expected a kernel without it (KernelSpec.multicast)."
+        )
+
+    refuse.__signature__ = inspect.signature(primitive)  # type: ignore[attr-defined]
+    return refuse
 
 
 def _lower_rest(compiler: Compiler) -> None:

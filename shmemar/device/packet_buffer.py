@@ -15,6 +15,14 @@ only after it has received every peer's e + 1, which the peer's thread sent afte
 e. Sentinel: epoch e lies in buffer e mod 3, and a thread writes e + 3 only after it has received
 every peer's e + 2, which the peer's thread sent after it had emptied e and, with the fence or the
 end of a kernel between, made that visible.
+
+With multicast `bcast_packet` stores a packet to all ranks by one address. That also stores it to
+the own region, in the place of the own rank, which nobody polls, empties or gives another use: it
+is left as it is. Reuse is argued as above, for each peer's copy of a slot by itself. A packet's
+flag or words of data come in the 8 bytes that they vouch for, so a packet needs no order with
+another one and LL ones no fence. A reset and the packet that comes after it are stores by two
+addresses of the same memory, of which PTX keeps the order only behind an alias fence, so
+`fence_resets` has one.
 """
 
 from __future__ import annotations
@@ -23,8 +31,10 @@ from typing import NamedTuple
 
 from shmemar.device.memory import (
     fence_acq_rel_gpu,
+    fence_proxy_alias,
     globaltimer_ns,
     ld_relaxed_sys_v4_b32,
+    multimem_st_relaxed_sys_two_b64,
     relax,
     st_relaxed_sys_v4_b32,
 )
@@ -34,7 +44,7 @@ from shmemar.device.watchdog import POLLS_PER_LOOK, Watchdog, report, should_giv
 from shmemar.device.words import u32, u64
 from shmemar.layout import WORDS_PER_PACKET, packet_offset
 
-__all__ = ["PacketBuffer"]
+__all__ = ["PacketBuffer", "fence_aliases", "send_to_all"]
 
 
 @device_methods(
@@ -59,6 +69,8 @@ class PacketBuffer(NamedTuple):
             compared, 4 or 8: 8 where components have 8 bytes. A constant of the kernel's code.
         epoch: Epoch of what is sent and received.
         watchdog: Deadline of the polls.
+        window: The region's multicast address, alone; or nothing. Its type, so how many it holds,
+            decides which code there is.
     """
 
     peers: tuple[int, ...]
@@ -68,6 +80,7 @@ class PacketBuffer(NamedTuple):
     machine_word_nbytes: int
     epoch: int
     watchdog: Watchdog
+    window: tuple[int, ...] = ()
 
     def at_epoch(self, epoch: int) -> PacketBuffer:
         """Return the buffer at another epoch."""
@@ -79,6 +92,7 @@ class PacketBuffer(NamedTuple):
             self.machine_word_nbytes,
             epoch,
             self.watchdog,
+            self.window,
         )
 
     def encode(self, words: list[int], at: int) -> None:
@@ -113,14 +127,17 @@ class PacketBuffer(NamedTuple):
             st_relaxed_sys_v4_b32(address, words[at], words[at + 1], words[at + 2], words[at + 3])
 
     def bcast_packet(self, slot: int, words: list[int], at: int) -> None:
-        """Send a packet to `slot` of every peer, beginning with the rank after this one."""
-        for distance in range(1, len(self.peers)):
-            self.send_packet(_rank_after(self, distance), slot, words, at)
+        """Send a packet to `slot` of every peer, beginning with the rank after this one.
+
+        With multicast to all at once, by two stores of 8 bytes.
+        """
+        send_to_all(self.window, self, slot, words, at)
 
     def fence_resets(self) -> None:
         """Make the resets before it visible to peers before the sends behind it."""
         if self.machine_word_nbytes != 0:
             fence_acq_rel_gpu()
+            fence_aliases(self.window)
 
     def recv_packets(
         self, slot: int, packets: list[int], at: int, step: int, source: int, end: int
@@ -175,6 +192,43 @@ class PacketBuffer(NamedTuple):
 
 
 device(packet_offset)
+
+
+def send_to_all(
+    window: tuple[int, ...], ll: PacketBuffer, slot: int, words: list[int], at: int
+) -> None:
+    """Send a packet to every peer, by the multicast address where there is one."""
+    (send_by_window if window else send_to_each)(window, ll, slot, words, at)
+
+
+def fence_aliases(window: tuple[int, ...]) -> None:
+    """Order accesses by the multicast address against others, where there is one."""
+    if window:
+        fence_proxy_alias()
+
+
+@device
+def send_to_each(
+    window: tuple[int, ...], ll: PacketBuffer, slot: int, words: list[int], at: int
+) -> None:
+    """Send a packet to one peer after another."""
+    for distance in range(1, len(ll.peers)):
+        ll.send_packet(_rank_after(ll, distance), slot, words, at)
+
+
+@device
+def send_by_window(
+    window: tuple[int, ...], ll: PacketBuffer, slot: int, words: list[int], at: int
+) -> None:
+    """Send a packet to all ranks by one address."""
+    address = _packet_address(ll, window[0], ll.rank, slot)
+    if ll.machine_word_nbytes == 0:
+        epoch = ll.epoch
+        multimem_st_relaxed_sys_two_b64(address, words[at], epoch, words[at + 1], epoch)
+    else:
+        multimem_st_relaxed_sys_two_b64(
+            address, words[at], words[at + 1], words[at + 2], words[at + 3]
+        )
 
 
 @device

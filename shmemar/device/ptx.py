@@ -1,8 +1,8 @@
 """Primitives as PTX, for numba-cuda. All PTX text of the project stands here.
 
-Sources: PTX ISA 8.x, "Memory Consistency Model" (scopes, relaxed operations), ``ld``, ``st``,
-``atom``, ``membar/fence``. Every intrinsic has side effects and clobbers memory, else a poll would
-be hoisted out of its loop.
+Sources: PTX ISA 8.x, "Memory Consistency Model" (scopes, relaxed operations, proxies), ``ld``,
+``st``, ``atom``, ``multimem``, ``membar/fence``. Every intrinsic has side effects and clobbers
+memory, else a poll would be hoisted out of its loop.
 
 Scope of what peers write and read is ``.sys``. Polls are ``ld.relaxed.sys``, but for a barrier's:
 an acquire drops L1 at every poll, and a packet needs none, because its flag travels with its data.
@@ -131,6 +131,25 @@ def _lower_memory(compiler: Compiler) -> None:
         )
         for name in ("f16x2", "bf16x2")
     )
+    multimem_st_two = _ptx(
+        compiler,
+        "{.reg .b64 a, b; mov.b64 a, {$1, $2}; mov.b64 b, {$3, $4}; "
+        "multimem.st.relaxed.sys.global.b64 [$0], a; "
+        "multimem.st.relaxed.sys.global.b64 [$0+8], b;}",
+        "lrrrr",
+    )
+    multimem_st = _ptx(compiler, "multimem.st.weak.global.v4.f32 [$0], {$1, $2, $3, $4};", "lrrrr")
+    multimem_red = _ptx(compiler, "multimem.red.release.sys.global.add.u32 [$0], $1;", "lr")
+    load_sum_f32, load_sum_f16, load_sum_bf16 = (
+        _ptx(
+            compiler,
+            f"multimem.ld_reduce.weak.global.add.{kind} {{$0, $1, $2, $3}}, [$4];",
+            "l",
+            "rrrr",
+        )
+        for kind in ("v4.f32", "acc::f32.v4.f16x2", "acc::f32.v4.bf16x2")
+    )
+    fence_alias = _ptx(compiler, "fence.proxy.alias;")
     exch_sys = _ptx(compiler, "atom.relaxed.sys.global.exch.b32 $0, [$1], $2;", "lr", "r")
     red_sys = _ptx(compiler, "red.relaxed.sys.global.add.u32 [$0], $1;", "lr")
     ld_sys_64 = _ptx(compiler, "ld.relaxed.sys.global.b64 $0, [$1];", "l", "l")
@@ -182,7 +201,7 @@ def _lower_memory(compiler: Compiler) -> None:
         (memory.red_line_relaxed_sys_add_f16x2, red_line_f16),
         (memory.red_line_relaxed_sys_add_bf16x2, red_line_bf16),
     ):
-        lower(primitive)(_red_line(red_line))
+        lower(primitive)(_store_four(red_line))
     lower(memory.exch_relaxed_sys_b32)(
         lambda address, word: lambda address, word: exch_sys(address, word)
     )
@@ -196,16 +215,29 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.red_release_sys_add_u64)(
         lambda address, value: lambda address, value: red_release_64(address, value)
     )
+    lower(memory.multimem_st_relaxed_sys_two_b64)(_store_four(multimem_st_two))
+    lower(memory.multimem_st_v4_f32)(_store_four(multimem_st))
+    lower(memory.multimem_red_release_sys_add_u32)(
+        lambda address, value: lambda address, value: multimem_red(address, value)
+    )
+    lower(memory.multimem_ld_reduce_add_v4_f32)(_load_sum(load_sum_f32))
+    lower(memory.multimem_ld_reduce_add_v4_f16x2)(_load_sum(load_sum_f16))
+    lower(memory.multimem_ld_reduce_add_v4_bf16x2)(_load_sum(load_sum_bf16))
+    lower(memory.fence_proxy_alias)(lambda: lambda: fence_alias())
     lower(memory.fence_acq_rel_gpu)(lambda: lambda: fence_gpu())
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence_sys())
     lower(memory.globaltimer_ns)(lambda: lambda: globaltimer())
     lower(memory.relax)(lambda: lambda: None)
 
 
-def _red_line(add: Callable[..., Any]) -> Callable[..., Any]:
+def _store_four(store: Callable[..., Any]) -> Callable[..., Any]:
     return lambda address, first, second, third, fourth: (
-        lambda address, first, second, third, fourth: add(address, first, second, third, fourth)
+        lambda address, first, second, third, fourth: store(address, first, second, third, fourth)
     )
+
+
+def _load_sum(load: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda address: lambda address: load(address)
 
 
 def _local_array(length: int) -> Callable[..., Any]:

@@ -6,6 +6,8 @@ import logging
 import math
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -49,7 +51,7 @@ from shmemar.layout import (
     barrier_grid,
     grid_for,
 )
-from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol
+from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol, why_impossible
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ class Communicator:
             ``not_guaranteed``; the others fulfil all of them.
         lines: What is known of lines of 128 bytes here (:mod:`shmemar.host.litmus`); empty where
             nothing asked for it.
+        multicast: Whether kernels use NVLink multicast, and why not; empty where
+            ``SHMEMAR_MULTICAST`` does not ask for it.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Communicator:
         self.size = bootstrap.size
         self.determinism = determinism
         self.lines = ""
+        self.multicast = ""
         self._bootstrap = bootstrap
         self._config = config
         self._runtime = make_runtime(
@@ -118,7 +123,8 @@ class Communicator:
         self._user_scratches: list[LLScratch] = []
         self._symmetric: list[SymmetricArray] = []
         try:
-            self._scratches: dict[tuple[Kernel, Protocol], Scratch] = {}
+            self._scratches: dict[tuple[Kernel, Protocol, bool], Scratch] = {}
+            self._may_multicast = config.multicast and self._look_for_multicast()
             # What the first call is most likely to use, so that a lack of room is said here.
             self._scratch_for(self._spec(DTYPES["float32"], ReduceOp.SUM))
             self._control = bootstrap.together(
@@ -319,7 +325,7 @@ class Communicator:
             raise error
         nothing = Operand(0, 0, DTYPES["uint32"])
         spec = KernelSpec(Kernel.BARRIER, Protocol.PUSH, nothing.dtype, ReduceOp.SUM, self.size)
-        kernel, scratch = self._prepare(spec, handle)
+        spec, kernel, scratch = self._prepare(self._with_multicast(spec), handle)
         arguments = self._arguments(spec, scratch, nothing, nothing)
         self._enqueue(spec, kernel, Grid(1, BLOCK_THREADS), arguments, handle)
         if self._runtime.is_synchronous:
@@ -352,7 +358,14 @@ class Communicator:
         """
         self._require_usable()
         try:
-            spec = BufferSpec.of(self.size, dtype, threads=threads, slots=slots, protocol=protocol)
+            spec = BufferSpec.of(
+                self.size,
+                dtype,
+                threads=threads,
+                slots=slots,
+                protocol=protocol,
+                multicast=self._may_multicast,
+            )
         except ShmemarError as error:
             self._compare_calls("ll_buffer", {}, error)
             raise
@@ -362,6 +375,7 @@ class Communicator:
             scratch = make_scratch(
                 spec.layout, spec.protocol, self._bootstrap, self._heap, self._runtime
             )
+        spec = replace(spec, multicast=bool(scratch.region.window))
         self._user_scratches.append(LLScratch(spec, scratch))
         return self._user_scratches[-1]
 
@@ -440,7 +454,7 @@ class Communicator:
             loaded,
             grid_of(threads, buffer.spec, self._max_blocks(loaded)),
             UserArguments(
-                buffer.scratch.region.addresses,
+                _peers(buffer.scratch, multicast=buffer.spec.multicast),
                 buffer.scratch.epochs.addresses[0],
                 self._control.broken,
                 self._control.record,
@@ -515,7 +529,7 @@ class Communicator:
     def kernel_for(self, dtype: DType, op: ReduceOp) -> str:
         """Name the kernel and protocol that serve `dtype` and `op`, such as ``one_shot/ll``."""
         spec = self._spec(dtype, op)
-        return f"{spec.kernel.value}/{spec.protocol.value}"
+        return f"{spec.kernel.value}/{spec.protocol.value}" + "/multicast" * spec.multicast
 
     def describe(self) -> dict[str, str]:
         """Say what it runs on: backend, ranks, and the machine and versions behind them."""
@@ -525,6 +539,7 @@ class Communicator:
             "backend": self.backend.value,
             **self._runtime.describe(),
             **({"LL128 lines": self.lines} if self.lines else {}),
+            **({"multicast": self.multicast} if self.multicast else {}),
         }
 
     def host_allgather(self, item: T) -> list[T]:
@@ -620,16 +635,39 @@ class Communicator:
             f"<shmemar.Communicator rank {self.rank} of {self.size}, {self.backend.value}{state}>"
         )
 
-    def _spec(self, dtype: DType, op: ReduceOp) -> KernelSpec:
-        return KernelSpec(*self._config.all_reduce, dtype, op, self.size)
+    def _look_for_multicast(self) -> bool:
+        """Ask whether it can be used, and say so in `describe`. Collective."""
+        why = self._runtime.why_no_multicast()
+        self.multicast = "used where a kernel has it" if why is None else f"not used: {why}"
+        if why is not None and self.rank == 0:
+            logger.warning("SHMEMAR_MULTICAST is 1, and multicast is not used: %s", why)
+        return why is None
 
-    def _prepare(self, spec: KernelSpec, stream: int) -> tuple[CompiledKernel, Scratch]:
-        """Compile a kernel and allocate its scratch. Collective when it is asked for first."""
+    def _spec(self, dtype: DType, op: ReduceOp) -> KernelSpec:
+        return self._with_multicast(KernelSpec(*self._config.all_reduce, dtype, op, self.size))
+
+    def _with_multicast(self, spec: KernelSpec) -> KernelSpec:
+        """The multicast form of a kernel, where it may be used; else the kernel itself."""
+        found = _multicast_form(spec) if self._may_multicast else None
+        if found is None:
+            return spec
+        may_vary = self.determinism is Determinism.NOT_GUARANTEED
+        return found if found.is_deterministic or may_vary else spec
+
+    def _prepare(self, spec: KernelSpec, stream: int) -> tuple[KernelSpec, CompiledKernel, Scratch]:
+        """Compile a kernel and allocate its scratch. Collective when it is asked for first.
+
+        Returns:
+            The kernel, without multicast where its region turned out to have no multicast address;
+            what it was compiled to; its scratch.
+        """
         with self._breaks_on_timeout():
             if self._scratch_key(spec) not in self._scratches:
                 self._runtime.refuse_capture(spec.name, stream)
+            if spec.multicast and not self._scratch_for(spec).region.window:
+                return self._prepare(replace(spec, multicast=False), stream)
             kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream)
-            return kernel, self._scratch_for(spec)
+            return spec, kernel, self._scratch_for(spec)
 
     def _launch(
         self,
@@ -639,7 +677,7 @@ class Communicator:
         stream: int,
         root: int = 0,
     ) -> None:
-        kernel, scratch = self._prepare(spec, stream)
+        spec, kernel, scratch = self._prepare(spec, stream)
         longest = MAX_LAUNCH_PACKETS * spec.payload_nbytes // source.dtype.itemsize
         for start in range(0, source.count, longest):
             part = source.part(start, longest)
@@ -667,10 +705,10 @@ class Communicator:
             raise self._failure_again() from error
 
     @staticmethod
-    def _scratch_key(spec: KernelSpec) -> tuple[Kernel, Protocol]:
+    def _scratch_key(spec: KernelSpec) -> tuple[Kernel, Protocol, bool]:
         # A broadcast is an exchange of the one-shot's slots, so they share a region and epochs.
         owner = Kernel.ONE_SHOT if spec.kernel is Kernel.BROADCAST else spec.kernel
-        return owner, spec.protocol
+        return owner, spec.protocol, spec.multicast
 
     def _scratch_for(self, spec: KernelSpec) -> Scratch:
         """Return the scratch of a kernel and protocol. Collective when it is asked for first."""
@@ -719,7 +757,7 @@ class Communicator:
             destination.address,
             source.count,
             root=root,
-            peers=scratch.region.addresses,
+            peers=_peers(scratch, multicast=spec.multicast),
             epochs=scratch.epochs.addresses[0],
             broken=self._control.broken,
             record=self._control.record,
@@ -797,6 +835,18 @@ class Communicator:
 
 _MOVED = {1: DTYPES["uint8"], 2: DTYPES["float16"], 4: DTYPES["uint32"], 8: DTYPES["uint64"]}
 """A type of each width, which a broadcast moves instead of the array's own."""
+
+
+def _peers(scratch: Scratch, *, multicast: bool) -> tuple[int, ...]:
+    """Addresses of the region on all ranks, and behind them the multicast one of who uses it."""
+    region = scratch.region
+    return (*region.addresses, region.window) if multicast else region.addresses
+
+
+@cache
+def _multicast_form(spec: KernelSpec) -> KernelSpec | None:
+    what = spec.kernel, spec.protocol, spec.dtype, spec.op, spec.nranks
+    return None if why_impossible(*what, multicast=True) else replace(spec, multicast=True)
 
 
 def _call_of(operand: Operand, *, on_host: bool, **others: Any) -> dict[str, Any]:

@@ -32,6 +32,10 @@ class Memory(Protocol):
     def addresses(self) -> tuple[int, ...]:
         """Address in this process of each rank's part, in rank order; private memory has one."""
 
+    @property
+    def window(self) -> int:
+        """Multicast address of all ranks' parts; 0 where there is none, on all ranks alike."""
+
     def free(self) -> None:
         """Return the memory. Of symmetric memory, every rank calls it in the same order."""
 
@@ -125,6 +129,12 @@ class Runtime(Protocol):
             memory: What `allocate_symmetric` of the same runtime returned.
             shape: Extents.
             dtype: Element type.
+        """
+
+    def why_no_multicast(self) -> str | None:
+        """Say why symmetric memory has no multicast address here; None where it has. Collective.
+
+        Where it has, what is allocated from now on has one.
         """
 
     def describe(self) -> dict[str, str]:

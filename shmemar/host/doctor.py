@@ -15,6 +15,7 @@ from shmemar import __version__
 from shmemar.config import Config, environment
 from shmemar.errors import ConfigurationError, ShmemarError
 from shmemar.host import survey
+from shmemar.host.multicast import DISABLE_NVLS, is_switched_on
 from shmemar.host.survey import Gpus
 from shmemar.spec import Backend
 
@@ -301,18 +302,19 @@ def _multicast_findings(gpus: Gpus) -> Iterator[Finding]:
         support = State.ABSENT
         supports = "no" if False in answers else "not known" if answers else "no GPU"
     yield Finding(section, "GPU supports it", supports, support)
-    disabled = environment("NVSHMEM_DISABLE_NVLS")
-    shown = "not set" if disabled is None else f"set to {disabled!r}"
-    yield Finding(section, "NVSHMEM_DISABLE_NVLS", shown)
+    text = environment(DISABLE_NVLS)
+    disabled = is_switched_on(text)
+    shown = "not set" if text is None else f"set to {text!r}"
+    yield Finding(section, DISABLE_NVLS, shown)
     wanted = environment("SHMEMAR_MULTICAST")
     shown = "not set: off" if wanted is None else f"set to {wanted!r}"
     state, advice = State.OK, ""
-    if wanted and wanted.strip() == "1" and (disabled is not None or supports != "yes"):
+    if wanted and wanted.strip() == "1" and (disabled or supports != "yes"):
         state = State.WARNING
         shown += ", but it stays off"
         advice = (
             "unset NVSHMEM_DISABLE_NVLS where multicast is safe to use, or unset SHMEMAR_MULTICAST"
-            if disabled is not None
+            if disabled
             else "no multicast on these GPUs: unset SHMEMAR_MULTICAST"
         )
     yield Finding(section, "SHMEMAR_MULTICAST", shown, state, advice)

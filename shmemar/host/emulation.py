@@ -22,6 +22,7 @@ import numpy as np
 from shmemar.errors import BackendUnavailableError, DeviceError
 from shmemar.host.contract import Control
 from shmemar.host.interop import host_operand, no_stream
+from shmemar.host.multicast import MulticastFacts, why_no_multicast
 from shmemar.host.shared_memory import SharedMemory
 from shmemar.host.symmetric import HostSymmetricArray, SymmetricArray
 from shmemar.host.user_kernels import compiled
@@ -44,6 +45,7 @@ __all__ = ["EmulatedRuntime"]
 @dataclass(frozen=True)
 class _PrivateMemory:
     array: np.ndarray[Any, np.dtype[np.uint8]]
+    window: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -154,6 +156,10 @@ class EmulatedRuntime:
     ) -> SymmetricArray:
         """Make one that is a numpy array."""
         return HostSymmetricArray(memory, shape, dtype, self._bootstrap.rank)
+
+    def why_no_multicast(self) -> str | None:
+        """Say that it is for GPUs."""
+        return why_no_multicast([MulticastFacts(self.backend)])
 
     def describe(self) -> dict[str, str]:
         """Say that this is no GPU."""

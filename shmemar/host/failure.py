@@ -9,7 +9,7 @@ import numpy as np
 from shmemar.errors import CollectiveTimeoutError
 from shmemar.host.ranks import name_ranks
 from shmemar.layout import FAILURE_DTYPE, NO_SLOT
-from shmemar.spec import Protocol
+from shmemar.spec import MULTICAST_CODE, Protocol
 from shmemar.user_spec import describe_code
 
 if TYPE_CHECKING:
@@ -42,10 +42,14 @@ def failure_from(read: Callable[[], bytes], timeout_s: float) -> CollectiveTimeo
         where = f"slot {record['slot'] // packets_per_slot}"
         expected = f"{record['expected']:#x}" if protocol is Protocol.LL else "data"
         seen = f"{record['seen']:#x}"
+    whom, source = name_ranks(missing), f"from rank {record['peer']}"
+    if int(record["kernel"]) & MULTICAST_CODE and protocol in (Protocol.PULL, Protocol.PUSH):
+        # A count does not say whose part of it is missing.
+        whom, source = f"one or more of {whom}", "as the count of all"
     message = (
-        f"rank {record['rank']} waited more than {timeout_s:g} s for {name_ranks(missing)} in "
+        f"rank {record['rank']} waited more than {timeout_s:g} s for {whom} in "
         f"{name}: block {block}, thread {thread}, {where}, epoch "
-        f"{record['epoch']}, expected {expected} from rank {record['peer']}, saw "
+        f"{record['epoch']}, expected {expected} {source}, saw "
         f"{seen}. It failed, is in another call, called "
         "with other arguments (SHMEMAR_CHECK=1 compares them), or is slower than the deadline "
         "(SHMEMAR_TIMEOUT_S). The communicator is broken: close it."

@@ -12,6 +12,7 @@ __all__ = [
     "GpuFacts",
     "bind_gpu",
     "facts_of",
+    "has_multicast",
     "is_under_mps",
     "visible_gpus",
 ]
@@ -85,6 +86,17 @@ def is_under_mps(device: Any) -> bool:
         return False
     status, value = driver.cuDeviceGetAttribute(attribute, device.device_id)
     return bool(status == driver.CUresult.CUDA_SUCCESS and value)
+
+
+def has_multicast(device: Any) -> bool | None:
+    """Return whether the driver says that a GPU has multicast; None where it does not know."""
+    from cuda.bindings import driver
+
+    attribute = getattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED", None)
+    if attribute is None:
+        return None
+    status, value = driver.cuDeviceGetAttribute(attribute, device.device_id)
+    return bool(value) if status == driver.CUresult.CUDA_SUCCESS else None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import atexit
 import ctypes
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from shmemar.errors import ArgumentError, BackendUnavailableError, DeviceError
 from shmemar.host.arena import Arena
 from shmemar.host.bootstrap import leave_without_finalize, leaves_without_finalize
 from shmemar.host.contract import Control
-from shmemar.host.gpus import bind_gpu, is_under_mps, visible_gpus
+from shmemar.host.gpus import bind_gpu, has_multicast, is_under_mps, visible_gpus
 from shmemar.host.interop import device_operand, library_of, stream_handle
 from shmemar.host.launch import (
     CudaKernel,
@@ -29,6 +30,7 @@ from shmemar.host.launch import (
     load_kernel,
     set_current_context,
 )
+from shmemar.host.multicast import DISABLE_NVLS, MulticastFacts, why_no_multicast
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.symmetric import DeviceSymmetricArray
 from shmemar.host.user_kernels import compiled
@@ -92,6 +94,9 @@ _kept: list[Any] = []
 
 MIN_NVSHMEM = (3, 4)
 
+TEAM_WORLD = 0
+"""NVSHMEM's handle of the team of all processes, ``NVSHMEM_TEAM_WORLD``."""
+
 
 class _Job:
     """NVSHMEM as this process runs it: started once, for the ranks of the first communicator.
@@ -99,6 +104,7 @@ class _Job:
     Attributes:
         identity: Bytes that only ranks of this job share.
         pe: This process's number in the job.
+        size: Processes of the job.
         device: This process's GPU.
         ranks_per_gpu: The most processes of the job that share a GPU.
         arena: Symmetric memory that communicators divide.
@@ -129,6 +135,7 @@ class _Job:
             )
         )
         self.pe = bootstrap.rank
+        self.size = bootstrap.size
         self.device = device
         self.ranks_per_gpu = ranks_per_gpu
         self._bindings = nvshmem.bindings
@@ -145,6 +152,30 @@ class _Job:
     def address_at(self, pe: int) -> int:
         """Address in this process of the arena of `pe`; 0 when it can't be reached."""
         return int(self._bindings.ptr(self.arena.base, pe))
+
+    def window_at(self, offset: int, nbytes: int) -> int:
+        """Multicast address of a part of the arena, on all processes of the job.
+
+        Raises:
+            BackendUnavailableError: NVSHMEM gives none.
+        """
+        ask = getattr(self._bindings, "mc_ptr", None)
+        if ask is None:
+            raise BackendUnavailableError(
+                "nvshmem.bindings has no mc_ptr, which says a multicast address; upgrade nvshmem4py"
+            )
+        first = self.arena.base + offset
+        try:
+            window, last = (int(ask(TEAM_WORLD, at)) for at in (first, first + nbytes - 1))
+        except Exception as error:
+            raise BackendUnavailableError(
+                f"NVSHMEM was asked for a multicast address ({type(error).__name__}: {error})"
+            ) from error
+        if not window or last - window != nbytes - 1:
+            raise BackendUnavailableError(
+                f"NVSHMEM gives no multicast address of {nbytes} bytes of its heap"
+            )
+        return window
 
     def _take(self, nbytes: int) -> int:
         try:
@@ -187,6 +218,7 @@ class _SymmetricMemory:
     nbytes: int
     addresses: tuple[int, ...]
     free: Callable[[], None]
+    window: int = 0
 
     def abandon(self) -> None:
         """Keep it: peers may store to it."""
@@ -195,6 +227,7 @@ class _SymmetricMemory:
 @dataclass(frozen=True)
 class _DeviceMemory:
     buffer: Any
+    window: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -241,6 +274,7 @@ class NvshmemRuntime:
         self._bootstrap = bootstrap
         self._compile_timeout_s = compile_timeout_s
         self._kernels: dict[tuple[AnyKernelSpec, AnyLayout], CudaKernel] = {}
+        self._has_multicast = False
         local_rank = bootstrap.local_rank()
         self._device = bootstrap.together(
             lambda: bind_gpu(device, local_rank, _Job.current and _Job.current.device), "bind a GPU"
@@ -273,7 +307,17 @@ class NvshmemRuntime:
         # All parts are filled when this returns, before any peer can store to them.
         offsets = self._bootstrap.allgather(offset, "exchange addresses")
         addresses = tuple(base + theirs for base, theirs in zip(self._peers, offsets, strict=True))
-        return _SymmetricMemory(nbytes, addresses, lambda: arena.free(offset))
+        window = self._window(offsets, nbytes) if self._has_multicast else 0
+        return _SymmetricMemory(nbytes, addresses, lambda: arena.free(offset), window)
+
+    def _window(self, offsets: Sequence[int], nbytes: int) -> int:
+        """Multicast address of what was allocated; 0 on all ranks if one has none. Collective."""
+        window = 0
+        if len(set(offsets)) == 1:  # of communicators of some ranks, parts may lie anywhere
+            with suppress(BackendUnavailableError):
+                window = self._job.window_at(offsets[0], nbytes)
+        everyone = self._bootstrap.allgather(window, "exchange multicast addresses")
+        return window if all(everyone) else 0
 
     def allocate_private(self, nbytes: int) -> Memory:
         """Allocate device memory.
@@ -402,6 +446,28 @@ class NvshmemRuntime:
         """Make one on this rank's GPU."""
         ordinal = int(self._device.device_id)
         return DeviceSymmetricArray(memory, shape, dtype, self._bootstrap.rank, ordinal)
+
+    def why_no_multicast(self) -> str | None:
+        """Ask the driver and NVSHMEM, unless the environment is against it. Collective."""
+        facts = MulticastFacts(
+            self.backend,
+            str(self._device.uuid),
+            has_multicast(self._device),
+            environment(DISABLE_NVLS),
+            self._job.size,
+        )
+        everyone = self._bootstrap.allgather(facts, "look for multicast")
+        why = why_no_multicast(everyone)
+        if why is None:
+            trouble = ""
+            try:
+                self._job.window_at(0, self._job.arena.nbytes)
+            except BackendUnavailableError as error:
+                trouble = str(error)
+            facts = replace(facts, trouble=trouble)
+            why = why_no_multicast(self._bootstrap.allgather(facts, "ask for multicast"))
+        self._has_multicast = why is None
+        return why
 
     def describe(self) -> dict[str, str]:
         """Name the GPU, how many ranks share one, and the versions of what is below."""

@@ -30,10 +30,13 @@ class SharedMemory:
     Attributes:
         nbytes: Bytes of each rank.
         addresses: Address in this process of each rank's part, in rank order.
+        window: 0, as there is no multicast address.
 
     Raises:
         BackendUnavailableError: A part can't be made or mapped; on every rank.
     """
+
+    window = 0
 
     def __init__(
         self, bootstrap: Bootstrap, nbytes: int, word: int = 0, zeroed_nbytes: int = 0

@@ -90,6 +90,9 @@ def run_without_last(
     for source in sources:
         machine.poke(source.address, np.ones(9, np.float32).tobytes())
     body = build(spec, layout)
+    peers = tuple(area.address for area in regions)
+    if spec.multicast:
+        peers += (machine.window(regions),)
 
     def launches(rank: int) -> Iterator[Launch]:
         own = [
@@ -100,7 +103,7 @@ def run_without_last(
             sources[rank].address,
             machine.outputs[rank].address,
             9,
-            peers=tuple(area.address for area in regions),
+            peers=peers,
             epochs=epochs[rank].address,
             broken=controls[rank].address,
             record=machine.records[rank].address,

@@ -47,6 +47,22 @@ class RefusingMachine:
         """Refuse an addition to a line."""
         raise AssertionError(f"unexpected addition to the line at {address:#x}")
 
+    def store_to_all(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        """Refuse a store to all ranks."""
+        raise AssertionError(f"unexpected {order} store of {words} to all at {address:#x}")
+
+    def add_to_all(self, address: int, value: int) -> None:
+        """Refuse an addition to all ranks."""
+        raise AssertionError(f"unexpected addition of {value} to all at {address:#x}")
+
+    def load_sum(self, address: int, add: Callable[[int, int], int]) -> tuple[int, ...]:
+        """Refuse a load of all ranks' sum."""
+        raise AssertionError(f"unexpected load of the sum at {address:#x}")
+
+    def fence_aliases(self) -> None:
+        """Refuse a fence of aliases."""
+        raise AssertionError("unexpected fence of aliases")
+
     def fence(self, scope: Scope) -> None:
         """Refuse a fence."""
         raise AssertionError(f"unexpected fence of {scope}")

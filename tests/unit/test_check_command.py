@@ -12,7 +12,7 @@ from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.errors import ArgumentError
 from shmemar.host.checker.check_runs import request, run_checks
 from shmemar.host.checker.controls import Control
-from shmemar.host.checker.drawn_calls import PAIRS
+from shmemar.host.checker.drawn_calls import MULTICAST_PAIRS, PAIRS
 from shmemar.host.checker.guards import CONTROLS
 
 SENTINEL_TWO_SHOT = ["check", "--kernel", "two_shot", "--protocol", "sentinel", "--ranks", "2"]
@@ -28,9 +28,24 @@ def test_each_kernel_protocol_and_number_of_ranks_has_a_line(
     assert main(["check", "--ranks", "2", "3", "--seeds", "2", "--jobs", "1"]) == 0
     text = capsys.readouterr().out
     found = [(*row[:4], row[-1]) for row in rows(text)]
-    assert len(found) == len(set(found)) == 2 * len(PAIRS)
+    assert len(found) == len(set(found)) == 2 * (len(PAIRS) + len(MULTICAST_PAIRS))
     assert ("one_shot", "ll", "2", "2", "nothing") in found
+    assert ("one_shot", "ll/multicast", "3", "2", "nothing") in found
     assert text.splitlines()[-1] == "# nothing found"
+
+
+def test_multicast_forms_are_run_alone_and_only_where_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = ["--seeds", "1", "--jobs", "1"]
+    assert main(["check", "--kernel", "one_shot", "--multicast", "--ranks", "2", *few]) == 0
+    found = [row[:3] for row in rows(capsys.readouterr().out)]
+    assert found == [["one_shot", f"{p}/multicast", "2"] for p in ("ll", "sentinel")]
+    # One rank has nobody to store to.
+    assert main(["check", "--ranks", "1", *few]) == 0
+    assert len(rows(capsys.readouterr().out)) == len(PAIRS)
+    assert main(["check", "--kernel", "barrier", "--ranks", "2", *few]) == 0
+    assert [row[1] for row in rows(capsys.readouterr().out)] == ["push"]
 
 
 @pytest.fixture
@@ -51,6 +66,18 @@ def test_a_failure_prints_its_seed_which_replays_it_to_the_letter(
     assert told
     assert main(told[1].split()) == 1
     assert found[1] in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_unfenced")
+def test_a_failure_of_a_multicast_form_is_replayed_as_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["check", "--kernel", "one_shot", "--protocol", "sentinel", "--ranks", "2"]
+    assert main([*arguments, "--multicast", "--jobs", "1"]) == 1
+    told = re.search(r"again: python -m shmemar (check .*)$", capsys.readouterr().out, re.MULTILINE)
+    assert told
+    assert " --multicast" in told[1]
+    assert main(told[1].split()) == 1
 
 
 @pytest.mark.usefixtures("_unfenced")
@@ -91,6 +118,14 @@ def test_processes_share_the_seeds() -> None:
         (
             ["--kernel", "broadcast", "--protocol", "sentinel"],
             "kernel is broadcast, and protocol sentinel; expected one of one_shot with ll",
+        ),
+        (
+            ["--kernel", "two_shot", "--multicast"],
+            "kernel is two_shot, and protocol None, and multicast True; expected one of one_shot",
+        ),
+        (
+            ["--kernel", "one_shot", "--multicast", "--ranks", "2", "16"],
+            "multicast is True, and nranks 16; expected 2 to 15 for kernel one_shot",
         ),
     ],
 )

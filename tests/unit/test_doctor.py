@@ -403,6 +403,7 @@ def test_mps_is_advised_only_where_ranks_have_to_share(
         (True, {"SHMEMAR_MULTICAST": "1"}, ""),
         (True, {"NVSHMEM_DISABLE_NVLS": "1"}, ""),
         (True, {"NVSHMEM_DISABLE_NVLS": "1", "SHMEMAR_MULTICAST": "0"}, ""),
+        (True, {"NVSHMEM_DISABLE_NVLS": "0", "SHMEMAR_MULTICAST": "1"}, ""),
         (
             True,
             {"NVSHMEM_DISABLE_NVLS": "1", "SHMEMAR_MULTICAST": "1"},
@@ -430,8 +431,9 @@ def test_multicast_is_advised_on_only_where_the_variables_contradict(
     assert rows["SHMEMAR_MULTICAST"].advice == advised
     words = {True: "yes", False: "no", None: "not known"}
     assert rows["GPU supports it"].value == words[supported]
-    is_set = "NVSHMEM_DISABLE_NVLS" in variables
-    assert rows["NVSHMEM_DISABLE_NVLS"].value == ("set to '1'" if is_set else "not set")
+    disabled = variables.get("NVSHMEM_DISABLE_NVLS")
+    shown = f"set to {disabled!r}" if disabled else "not set"
+    assert rows["NVSHMEM_DISABLE_NVLS"].value == shown
 
 
 def test_a_variable_that_is_not_valid_stops_both_backends(

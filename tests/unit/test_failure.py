@@ -90,6 +90,18 @@ def test_the_missing_ranks_are_those_of_the_bits(
     assert named in str(error)
 
 
+def test_of_a_count_nobody_is_named_alone() -> None:
+    spec = KernelSpec(
+        Kernel.BARRIER, Protocol.PUSH, DTYPES["uint32"], ReduceOp.SUM, 3, multicast=True
+    )
+    error = failure(
+        control(kernel=spec.code, rank=0, peer=1, missing_lo=6, missing_hi=0, expected=9, seen=8)
+    )
+    assert error.missing == (1, 2)
+    assert "for one or more of ranks 1, 2 in barrier_push_uint32_sum_3_multicast: " in str(error)
+    assert "expected 0x9 as the count of all, saw 0x8" in str(error)
+
+
 class _ControlMemory(RefusingMachine):
     """A machine whose memory is a rank's control memory, at address 0x1000."""
 

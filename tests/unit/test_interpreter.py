@@ -48,6 +48,19 @@ CALLS = [
             ("bf16x2", (16, (5, 6, 7, 8), add_two_bf16)),
         )
     ),
+    *(
+        (f"multimem_ld_reduce_add_v4_{kind}", (16,), ("load_sum", 16, add), (1, 2, 3, 4))
+        for kind, add in (("f32", add_f32), ("f16x2", add_two_f16), ("bf16x2", add_two_bf16))
+    ),
+    (
+        "multimem_st_relaxed_sys_two_b64",
+        (16, 5, 6, 7, 8),
+        ("store_to_all", 16, (5, 6, 7, 8), SYS),
+        None,
+    ),
+    ("multimem_st_v4_f32", (16, 5, 6, 7, 8), ("store_to_all", 16, (5, 6, 7, 8), WEAK), None),
+    ("multimem_red_release_sys_add_u32", (8, 5), ("add_to_all", 8, 5), None),
+    ("fence_proxy_alias", (), ("fence_aliases",), None),
     ("fence_acq_rel_gpu", (), ("fence", Scope.GPU), None),
     ("fence_acq_rel_sys", (), ("fence", Scope.SYS), None),
     ("globaltimer_ns", (), ("clock_ns",), 77),
@@ -100,6 +113,19 @@ class _Recorder:
     def exchange(self, address: int, word: int) -> int:
         self.asked.append(("exchange", address, word))
         return 9
+
+    def store_to_all(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        self.asked.append(("store_to_all", address, words, order))
+
+    def add_to_all(self, address: int, value: int) -> None:
+        self.asked.append(("add_to_all", address, value))
+
+    def load_sum(self, address: int, add: Callable[[int, int], int]) -> tuple[int, ...]:
+        self.asked.append(("load_sum", address, add))
+        return 1, 2, 3, 4
+
+    def fence_aliases(self) -> None:
+        self.asked.append(("fence_aliases",))
 
     def fence(self, scope: Scope) -> None:
         self.asked.append(("fence", scope))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from threading import Thread
 from typing import Any
 
@@ -9,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numba import njit, types
+from numba.core.errors import TypingError
 
 from shmemar.device import memory, native
 from shmemar.device.narrow import two_bf16_from_word, word_from_two_bf16
@@ -157,3 +159,29 @@ def test_every_midpoint_is_rounded_as_python_rounds_it(name: str) -> None:
     njit(types.void(types.float32[:], types.uint32[:]))(write_all)(values, got)
     write_all(values, expected)
     assert (got == expected).all()
+
+
+@pytest.mark.parametrize("primitive", native._MULTICAST, ids=lambda each: each.__name__)
+def test_what_needs_multicast_is_refused_by_its_name(primitive: Any) -> None:
+    operands = [ADDRESS] + [types.uint32] * (len(inspect.signature(primitive).parameters) - 1)
+    if primitive is memory.fence_proxy_alias:
+        operands = []
+    expected = f"{primitive.__name__} needs multicast, which the emulated backend has none of"
+    with pytest.raises(TypingError, match=expected):
+        njit(tuple(operands))(_call_of(primitive, len(operands)))
+
+
+def _call_of(primitive: Any, noperands: int) -> Any:
+    def of_none() -> None:
+        primitive()
+
+    def of_one(address: int) -> None:
+        primitive(address)
+
+    def of_two(address: int, word: int) -> None:
+        primitive(address, word)
+
+    def of_five(address: int, first: int, second: int, third: int, fourth: int) -> None:
+        primitive(address, first, second, third, fourth)
+
+    return {0: of_none, 1: of_one, 2: of_two, 5: of_five}[noperands]

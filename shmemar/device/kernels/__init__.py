@@ -77,4 +77,4 @@ def numba_type(spec: AnyKernelSpec) -> Any:
     """The type of a kernel's arguments, to numba's compilers."""
     if isinstance(spec, UserKernelSpec):
         return user.numba_type(spec)
-    return arguments.numba_type(spec.nranks)
+    return arguments.numba_type(spec)

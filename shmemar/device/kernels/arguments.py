@@ -21,7 +21,8 @@ class KernelArguments(NamedTuple):
     touch of each 64 bytes of parameters stands in the way of the first store.
 
     Attributes:
-        peers: Address of the region on each rank, in rank order.
+        peers: Address of the region on each rank, in rank order; with `KernelSpec.multicast` its
+            multicast address behind them.
         source: Address of the input.
         destination: Address of the output.
         share: Packets that are divided among threads: all, or of a two-shot kernel those that one
@@ -86,9 +87,10 @@ class KernelArguments(NamedTuple):
         return [*self.peers, *self[1:]]
 
 
-def numba_type(nranks: int) -> Any:
-    """The type of `KernelArguments` for a number of ranks, to numba's compilers."""
+def numba_type(spec: KernelSpec) -> Any:
+    """The type of a kernel's `KernelArguments`, to numba's compilers."""
     from numba import types
 
+    naddresses = spec.nranks + spec.multicast
     scalars = [types.uint64] * (len(KernelArguments._fields) - 1)
-    return types.NamedTuple((types.UniTuple(types.uint64, nranks), *scalars), KernelArguments)
+    return types.NamedTuple((types.UniTuple(types.uint64, naddresses), *scalars), KernelArguments)

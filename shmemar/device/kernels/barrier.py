@@ -10,6 +10,8 @@ The kernel ends on no rank before it has started on all of them. What a kernel b
 stream wrote, also to a peer's memory, was performed when that kernel ended, so it can be read by
 what comes behind this one on any rank.
 
+With multicast the blocks count (:mod:`shmemar.device.barrier`), and nothing else differs.
+
 Layout: flags alone, as :class:`shmemar.layout.BarrierLayout` draws them. Reuse is safe as
 :mod:`shmemar.device.barrier` argues, from one launch to the next as within one.
 """
@@ -20,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from shmemar.device.barrier import block_barrier
 from shmemar.device.groups import all_in_block, share_work
-from shmemar.device.packet import next_epoch
 from shmemar.device.watchdog import was_broken
 from shmemar.device.words import u32
 
@@ -41,7 +42,7 @@ def build(spec: KernelSpec, layout: BarrierLayout, *, looped: bool = False) -> C
     """
     # Templated arguments.
     LOOPED = looped
-    open_thread, load_epoch, meet_peers, finish = block_barrier(layout, spec.code)
+    open_thread, load_epoch, advance, meet_peers, finish = block_barrier(layout, spec.code)
 
     def barrier(
         arguments: KernelArguments, rank: int, thread: int, nthreads: int, block_threads: int
@@ -49,7 +50,7 @@ def build(spec: KernelSpec, layout: BarrierLayout, *, looped: bool = False) -> C
         me = open_thread(arguments, rank, thread, block_threads)
         if not share_work() and me.lane != 0:
             return
-        epoch = next_epoch(u32(load_epoch(me)))
+        epoch = advance(u32(load_epoch(me)))
         if not meet_peers(me, epoch, not was_broken(me.watchdog)):
             return
         finish(me, epoch)

@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Any
 from shmemar.device.barrier import block_barrier
 from shmemar.device.groups import all_in_block, share_work
 from shmemar.device.kernels.staging import staging
-from shmemar.device.packet import next_epoch
 from shmemar.device.registry import device
 from shmemar.device.watchdog import was_broken
 from shmemar.device.words import i64_from_word, u32, word_array
@@ -70,7 +69,7 @@ def build(spec: KernelSpec, layout: BarrierLayout, *, looped: bool = False) -> C
     # Templated arguments.
     BLOCK_SLOTS, BUFFER_PLACES = layout.block_slots, layout.nplaces // 2
     LOOPED = looped
-    open_thread, load_epoch, meet_peers, finish = block_barrier(layout, spec.code)
+    open_thread, load_epoch, advance, meet_peers, finish = block_barrier(layout, spec.code)
     this = staging(spec, layout)
     step, packet_at, next_base = this.step, this.packet_at, this.next_base
     load_input, store_output = this.load_input, this.store_output
@@ -106,7 +105,7 @@ def build(spec: KernelSpec, layout: BarrierLayout, *, looped: bool = False) -> C
         epoch = u32(load_epoch(me))
         base = u32(u32(thread) - u32(me.lane))
         while base < u32(arguments.share):
-            epoch = next_epoch(epoch)
+            epoch = advance(epoch)
             place = buffer_at(epoch) * BUFFER_PLACES
             if ready:
                 stage_all(me, place, base, nthreads)

@@ -21,6 +21,17 @@ Places of a region, of P bytes each behind the flags (:class:`shmemar.layout.Bar
     pull    [0, P) own input, share 0         ...   [NP, NP+P) own result
     push    [0, P) own share, from rank 0     ...   [NP, NP+P) result of rank 0    ...
 
+With multicast, a variant of *pull*: a place of the region is loaded as the sum over all ranks by
+one ``multimem.ld_reduce`` of a multicast address, and the result is stored to all ranks by one
+``multimem.st``; it is fetched from home, where each rank's result has a place of its own::
+
+    [0, P) own input, share 0   ...   [NP, NP+P) result of rank 0   ...   [2NP-P, 2NP) of rank N-1
+
+The order of the sum is the switch's, so it is not deterministic. 16-bit types are added up in
+float32 at least, rounded to their type, and by ``avg`` scaled in float32 and rounded again. Loads
+and stores by the multicast address and those by the others are ordered by the alias fence in each
+barrier.
+
 Requirements: those of :mod:`shmemar.device.kernels.barrier_one_shot`.
 
 Two barriers a pass are enough, with one buffer, as results have places that inputs have not. Shares
@@ -31,7 +42,7 @@ over an input, the next pass would overwrite what peers have not fetched, and ne
 A block's slots do not depend on the grid, so this holds from one launch to the next.
 
 Cost, a pass: for N packets, `pull`, 2 (N - 1) remote loads of 16 bytes, `push`, as many remote
-stores; two barriers.
+stores; with multicast one load and one store of 16 bytes through the switch; two barriers.
 
 Source: the "two-stage" all-reduces of vLLM, TensorRT-LLM and FlashInfer.
 """
@@ -44,7 +55,6 @@ from shmemar.device.barrier import block_barrier
 from shmemar.device.groups import all_in_block, share_work
 from shmemar.device.kernels.exchange import chain
 from shmemar.device.kernels.staging import staging
-from shmemar.device.packet import next_epoch
 from shmemar.device.registry import device
 from shmemar.device.watchdog import was_broken
 from shmemar.device.words import u32, word_array
@@ -78,7 +88,7 @@ def build(spec: KernelSpec, layout: BarrierLayout, *, looped: bool = False) -> C
     BLOCK_SLOTS = layout.block_slots
     PUSHES = spec.protocol is Protocol.PUSH
     LOOPED = looped
-    open_thread, load_epoch, meet_peers, finish = block_barrier(layout, spec.code)
+    open_thread, load_epoch, advance, meet_peers, finish = block_barrier(layout, spec.code)
     this = staging(spec, layout)
     step, packet_at, next_base, at = this.step, this.packet_at, this.next_base, this.at
     load_input, store_output, put = this.load_input, this.store_output, this.put
@@ -172,13 +182,13 @@ def build(spec: KernelSpec, layout: BarrierLayout, *, looped: bool = False) -> C
         epoch = u32(load_epoch(me))
         base = u32(u32(thread) - u32(me.lane))
         while base < u32(arguments.share):
-            epoch = next_epoch(epoch)
+            epoch = advance(epoch)
             if ready:
                 stage_all(me, base, nthreads)
             if not meet_peers(me, epoch, ready):
                 return
             reduce_all(me, base, nthreads)
-            epoch = next_epoch(epoch)
+            epoch = advance(epoch)
             if not meet_peers(me, epoch, ready):
                 return
             fetch_all(me, base, nthreads)

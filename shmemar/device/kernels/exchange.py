@@ -174,13 +174,14 @@ def exchange(spec: KernelSpec, layout: LLLayout) -> Exchange:
     @device
     def buffer(me: KernelThread, epoch: int) -> PacketBuffer:
         return PacketBuffer(
-            me.arguments.peers,
+            me.arguments.peers[:NRANKS],
             me.rank,
             PITCH_NBYTES,
             BUFFER_NBYTES,
             MACHINE_WORD,
             epoch,
             me.watchdog,
+            me.arguments.peers[NRANKS:],
         )
 
     @device

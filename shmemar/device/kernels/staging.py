@@ -14,6 +14,9 @@ its place in the output, so input and output may be one array. All ranks launch 
 block b works on the same packets on each, and needs to meet nobody but the peers' blocks b.
 
 Where the threads of a rank run one after another, the first of a block takes all of its packets.
+
+With multicast a packet is published by one store to all ranks, and read at home; and what all ranks
+have staged in one place is loaded as its sum, which the switch makes in an order of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shmemar.device.arithmetic import arithmetic
 from shmemar.device.groups import share_work
 from shmemar.device.kernels.exchange import chain, of_all_units
-from shmemar.device.memory import ld_no_allocate_v4_b32, st_v4_b32
+from shmemar.device.memory import (
+    ld_no_allocate_v4_b32,
+    multimem_ld_reduce_add_v4_bf16x2,
+    multimem_ld_reduce_add_v4_f16x2,
+    multimem_ld_reduce_add_v4_f32,
+    multimem_st_v4_f32,
+    st_v4_b32,
+)
 from shmemar.device.payload import payload_access
 from shmemar.device.registry import device
 from shmemar.device.words import u32, u64, word_array
@@ -38,6 +48,13 @@ if TYPE_CHECKING:
     from shmemar.spec import KernelSpec
 
 __all__ = ["Staging", "staging"]
+
+_LOADED_SUMS = {
+    "float32": multimem_ld_reduce_add_v4_f32,
+    "float16": multimem_ld_reduce_add_v4_f16x2,
+    "bfloat16": multimem_ld_reduce_add_v4_bf16x2,
+}
+"""What loads the sum of all ranks' packets, by the name of the type."""
 
 device(staging_offset)
 
@@ -56,11 +73,12 @@ class Staging(NamedTuple):
         store_output: ``store_output(me, words, at, packet)`` stores one of the output.
         put: ``put(region, at, words, word)`` stores a packet to a rank's region.
         publish: ``publish(me, place, slot, words)`` puts a packet where all ranks will read it: to
-            `place` at home, or to the own one of the places behind `place` on every rank.
+            `place` at home, or, to push or with multicast, to the own one of the places behind
+            `place` on every rank.
         get_part: made by ``get_part(first, behind)``: ``get(me, place, slot, packets)`` loads what
             those ranks have published, to four words each of `packets`.
         reduce: ``reduce(me, place, slot, result)`` loads it of all ranks and reduces it to data
-            words, in rank order.
+            words, in rank order; with multicast what all ranks have in `place`, in any order.
     """
 
     step: Callable[..., int]
@@ -157,7 +175,7 @@ def staging(spec: KernelSpec, layout: BarrierLayout) -> Staging:
         return me.arguments.peers[me.rank] + u64(at(me, place + source, slot))
 
     is_push = spec.protocol is Protocol.PUSH
-    address_of = address_at_home if is_push else address_at_peer
+    address_of = address_at_home if is_push or spec.multicast else address_at_peer
 
     def get_part(source: int, end: int) -> Callable[..., None]:
         SOURCE, END = source, end
@@ -215,6 +233,27 @@ def staging(spec: KernelSpec, layout: BarrierLayout) -> Staging:
 
         return reduce_first if source == 0 else reduce_later
 
+    load_sum = _LOADED_SUMS.get(spec.dtype.name, multimem_ld_reduce_add_v4_f32)
+
+    @device
+    def publish_to_all(me: BlockThread, place: int, slot: int, words: list[int]) -> bool:
+        address = me.arguments.peers[NRANKS] + u64(at(me, place + me.rank, slot))
+        multimem_st_v4_f32(address, words[0], words[1], words[2], words[3])
+        return True
+
+    @device
+    def reduce_by_load(me: BlockThread, place: int, slot: int, result: list[int]) -> bool:
+        packet = load_sum(me.arguments.peers[NRANKS] + u64(at(me, place, slot)))
+        for word in range(WORDS_PER_PACKET):
+            result[word] = packet[word]
+        pack_all(result, unpack_all(result, 0))
+        return True
+
+    publish = chain(NRANKS, push_part, end_of_push) if is_push else keep
+    reduce = chain(NRANKS, reduce_part, end_of_reduction)
+    if spec.multicast:
+        publish, reduce = publish_to_all, reduce_by_load
+
     return Staging(
         step=step,
         packet_at=packet_at,
@@ -223,7 +262,7 @@ def staging(spec: KernelSpec, layout: BarrierLayout) -> Staging:
         load_input=load_input,
         store_output=store_output,
         put=put,
-        publish=chain(NRANKS, push_part, end_of_push) if is_push else keep,
+        publish=publish,
         get_part=get_part,
-        reduce=chain(NRANKS, reduce_part, end_of_reduction),
+        reduce=reduce,
     )

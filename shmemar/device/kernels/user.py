@@ -36,7 +36,8 @@ class UserArguments(NamedTuple):
     """Parameters of a launch of a user's kernel.
 
     Attributes:
-        peers: Address of the region on each rank, in rank order.
+        peers: Address of the region on each rank, in rank order; with multicast its multicast
+            address behind them.
         epochs: Address of the rank's epoch words, one a thread.
         broken: Address of the rank's broken word.
         record: Address of the rank's failure record.
@@ -82,7 +83,7 @@ def numba_type(spec: UserKernelSpec) -> Any:
             own.append(types.Array(scalar, 1, "C") if name.endswith("[:]") else scalar)
     return types.NamedTuple(
         (
-            types.UniTuple(types.uint64, spec.nranks),
+            types.UniTuple(types.uint64, spec.nranks + spec.buffer.multicast),
             *[types.uint64] * (len(UserArguments._fields) - 2),
             types.Tuple(own),
         ),
@@ -122,7 +123,14 @@ def build(spec: UserKernelSpec, layout: LLLayout) -> Callable[..., Any]:
         state[EPOCH] = epoch if epoch != u32(0) else u32(1)
         state[ALIVE] = u32(1)
         packets = PacketBuffer(
-            arguments.peers, rank, PITCH_NBYTES, BUFFER_NBYTES, MACHINE_WORD, u32(0), watchdog
+            arguments.peers[:SIZE],
+            rank,
+            PITCH_NBYTES,
+            BUFFER_NBYTES,
+            MACHINE_WORD,
+            u32(0),
+            watchdog,
+            arguments.peers[SIZE:],
         )
         ll = LLBuffer(rank, SIZE, packets, LIKE, NPACKETS, NTHREADS, u32(thread), state)
         function(ll, i64_from_word(u32(thread)), i64_from_word(u32(nthreads)), *arguments.own)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from shmemar.host.checker.checks import (
+    MULTICAST_PAIRS,
     PAIRS,
     Call,
     CallSequence,
@@ -25,6 +26,7 @@ from shmemar.host.checker.checks import (
 )
 
 __all__ = [
+    "MULTICAST_PAIRS",
     "PAIRS",
     "Call",
     "CallSequence",

@@ -20,7 +20,7 @@ from shmemar.host.checker.memory_map import Area, Span
 from shmemar.host.checker.packet_log import PacketLog
 from shmemar.host.checker.threads import Launch
 from shmemar.host.checker.verdict import ProtocolError, Verdict
-from shmemar.layout import FAILURE_DTYPE, PACKET_NBYTES, LLLayout
+from shmemar.layout import FAILURE_DTYPE, PACKET_NBYTES, BarrierLayout, LLLayout
 from shmemar.spec import Kernel, Protocol
 
 if TYPE_CHECKING:
@@ -79,9 +79,14 @@ class _Calls:
     def _make_scratch(self, spec: KernelSpec) -> None:
         key = scratch_of(spec)
         layout, ranks, area = layout_of(spec), range(self._nranks), self._machine.map.add
-        name = f"{key[0].value}/{key[1].value}"
+        name = f"{key[0].value}/{key[1].value}" + "/multicast" * spec.multicast
+        zeroed_nbytes = layout.zeroed_nbytes
         if region_of(spec) not in self._regions:
             fill = SENTINEL << 32 | SENTINEL if spec.protocol is Protocol.SENTINEL else 0
+            if spec.multicast and isinstance(layout, BarrierLayout):
+                # As many barriers as the epoch words say have been counted.
+                count = self._sequence.first_epoch * spec.nranks % (1 << 32)
+                fill, zeroed_nbytes = count << 32 | count, 0
             log = None
             if self._machine.follows_packets and isinstance(layout, LLLayout):
                 log = PacketLog(name, layout)
@@ -92,10 +97,12 @@ class _Calls:
                     layout.nbytes,
                     fill=fill,
                     log=log,
-                    zeroed_nbytes=layout.zeroed_nbytes,
+                    zeroed_nbytes=zeroed_nbytes,
                 )
                 for r in ranks
             ]
+        if spec.multicast:
+            self._machine.window(self._regions[region_of(spec)])
         epoch = self._sequence.first_epoch
         if key in self._epochs:
             return
@@ -168,6 +175,10 @@ class _Calls:
         block_threads = call.block_threads
         if call.spec.kernel is Kernel.BARRIER:
             body = self._mail.around(body, rank, call.repeats)
+        areas = self._regions[region_of(call.spec)]
+        peers = tuple(area.address for area in areas)
+        if call.spec.multicast:
+            peers += (machine.window(areas),)
         arguments = [
             KernelArguments.of_message(
                 call.spec,
@@ -175,7 +186,7 @@ class _Calls:
                 arrays.destination.address + repeat * stride,
                 call.count,
                 root=call.root,
-                peers=tuple(area.address for area in self._regions[region_of(call.spec)]),
+                peers=peers,
                 epochs=self._epochs[scratch_of(call.spec)][rank].address,
                 broken=self._control[rank].address,
                 record=self._records[rank].address,
@@ -222,10 +233,10 @@ def body_of(call: Call, layout: AnyLayout) -> Callable[..., Any]:
     return kernels.build(call.spec, layout, looped=call.repeats > 1)
 
 
-def scratch_of(spec: KernelSpec) -> tuple[Kernel, Protocol]:
+def scratch_of(spec: KernelSpec) -> tuple[Kernel, Protocol, bool]:
     """What the epoch words of a kernel are known by."""
     shared = Kernel.ONE_SHOT if spec.kernel is Kernel.BROADCAST else spec.kernel
-    return shared, spec.protocol
+    return shared, spec.protocol, spec.multicast
 
 
 def region_of(spec: KernelSpec) -> Any:

@@ -80,6 +80,8 @@ class _UserRun:
             area(f"region of {spec.buffer.name}", r, layout.nbytes, fill=fill, log=log)
             for r in ranks
         ]
+        if spec.buffer.multicast:
+            machine.window(self._regions)
         epochs = first_epoch << 32 | first_epoch
         self._epochs = [
             area("epochs of the LLBuffer", r, 4 * spec.buffer.nthreads, fill=epochs) for r in ranks
@@ -131,8 +133,11 @@ class _UserRun:
             if area is not None and isinstance(argument, np.ndarray)
         ]
         body = kernels.build(spec, spec.buffer.layout)
+        peers = tuple(area.address for area in self._regions)
+        if spec.buffer.multicast:
+            peers += (self._machine.window(self._regions),)
         arguments = UserArguments(
-            tuple(area.address for area in self._regions),
+            peers,
             self._epochs[rank].address,
             self._control[rank].address,
             self._records[rank].address,

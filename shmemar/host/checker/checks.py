@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.errors import ArgumentError, ArgumentTypeError
 from shmemar.host.checker.calls import Call, CallSequence
 from shmemar.host.checker.checked_arrays import Symmetric
@@ -34,18 +35,24 @@ from shmemar.host.checker.checked_run import (
     run_bounded,
     run_seeds,
 )
-from shmemar.host.checker.drawn_calls import PAIRS, draw_sequence, tiny_sequence
+from shmemar.host.checker.drawn_calls import (
+    MULTICAST_PAIRS,
+    PAIRS,
+    draw_sequence,
+    tiny_sequence,
+)
 from shmemar.host.checker.schedule import ScheduleKind
 from shmemar.host.checker.threads import load_greenlet
 from shmemar.host.checker.verdict import CheckReport, Failure, Verdict
 from shmemar.host.user_kernels import check_function
-from shmemar.spec import MAX_RANKS, WIDE_RANKS, Kernel, Protocol
+from shmemar.spec import MAX_RANKS, WIDE_RANKS, Kernel, KernelSpec, Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
+    "MULTICAST_PAIRS",
     "PAIRS",
     "Call",
     "CallSequence",
@@ -69,6 +76,8 @@ def check(
     nranks: int,
     seeds: Iterable[int] = range(200),
     schedule: str | None = None,
+    *,
+    multicast: bool = False,
 ) -> CheckReport:
     """Check a kernel with sequences of calls that are drawn from the seeds.
 
@@ -80,31 +89,38 @@ def check(
         schedule: A kind of schedule; by default all take turns. ``"exhaustive"`` goes through all
             schedules of a tiny sequence, on one thread a rank, that deviate from a first one in
             `DEVIATIONS` choices: as many as there are seeds, each known by its number.
+        multicast: True for its multicast form.
 
     Raises:
         ArgumentError: A pair, a number of ranks or a schedule that there isn't.
         BackendUnavailableError: greenlet is not installed.
     """
-    if (kernel, protocol) not in PAIRS:
-        pairs = ", ".join(f"{k.value} with {p.value}" for k, p in PAIRS)
+    known = MULTICAST_PAIRS if multicast else PAIRS
+    if (kernel, protocol) not in known:
+        pairs = ", ".join(f"{k.value} with {p.value}" for k, p in known)
+        form = ", multicast True" * multicast
         raise ArgumentError(
-            f"protocol is {protocol.value}, and kernel {kernel.value}; expected one of {pairs}."
+            f"protocol is {protocol.value}, and kernel {kernel.value}{form}; expected one of "
+            f"{pairs}."
         )
     _require_ranks(nranks)
+    if multicast:
+        # Says how many ranks there may be.
+        KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks, multicast=True)
     load_greenlet()
-    name = f"{kernel.value}/{protocol.value}"
+    name = f"{kernel.value}/{protocol.value}" + "/multicast" * multicast
     if schedule == EXHAUSTIVE:
         if nranks >= WIDE_RANKS:
             raise ArgumentError(
                 f"schedule is {EXHAUSTIVE}, and nranks {nranks}; expected less than {WIDE_RANKS}: "
                 "a search of more would not come far. Draw schedules instead."
             )
-        tiny = tiny_sequence(kernel, protocol, nranks)
+        tiny = tiny_sequence(kernel, protocol, nranks, multicast=multicast)
         program = Program(name, nranks, lambda machine, _: launches_of(tiny, machine))
         numbers = list(seeds)
         first, behind = (min(numbers), max(numbers) + 1) if numbers else (0, 0)
         return run_bounded(program, DEVIATIONS, first=first, behind=behind)
-    draw = partial(draw_sequence, kernel, protocol, nranks)
+    draw = partial(draw_sequence, kernel, protocol, nranks, multicast=multicast)
     program = Program(
         name,
         nranks,
@@ -120,7 +136,7 @@ def check_sequence(
     """Check one sequence of calls under the seeds' schedules."""
     first = sequence.calls[0].spec
     program = Program(
-        f"{first.kernel.value}/{first.protocol.value}",
+        f"{first.kernel.value}/{first.protocol.value}" + "/multicast" * first.multicast,
         first.nranks,
         lambda machine, _: launches_of(sequence, machine),
         lambda _: sequence.resident,
@@ -138,6 +154,7 @@ def check_kernel(
     threads: int = 3,
     slots: int = 1,
     protocol: str | Protocol = "ll",
+    multicast: bool = False,
     launches: int = 2,
     steps: int = 400_000,
     seeds: Iterable[int] = range(100),
@@ -180,6 +197,8 @@ def check_kernel(
             meet need whole warps of 32, or blocks of 128.
         slots: As of `Communicator.ll_buffer`.
         protocol: Likewise.
+        multicast: True to let `bcast` store by a multicast address, as it does where
+            ``SHMEMAR_MULTICAST`` takes effect.
         launches: Launches, one after another.
         steps: Operations of all threads, after which a run is taken for one without end.
         seeds: A run each.
@@ -204,7 +223,9 @@ def check_kernel(
     for name, number in (("launches", launches), ("steps", steps)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ArgumentError(f"{name} is {number!r}; expected a positive integer.")
-    buffer = BufferSpec.of(nranks, dtype, threads=threads, slots=slots, protocol=protocol)
+    buffer = BufferSpec.of(
+        nranks, dtype, threads=threads, slots=slots, protocol=protocol, multicast=multicast
+    )
     load_greenlet()
     user = UserProgram(
         UserKernelSpec(kernel, buffer, ()), int(threads), launches, steps, arguments, expected

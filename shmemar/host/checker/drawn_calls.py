@@ -25,7 +25,7 @@ from shmemar.host.exact import numpy_dtype
 from shmemar.layout import LINE_LANES
 from shmemar.spec import WIDE_RANKS, Kernel, KernelSpec, Protocol, why_impossible
 
-__all__ = ["PAIRS", "draw_sequence", "tiny_sequence"]
+__all__ = ["MULTICAST_PAIRS", "PAIRS", "draw_sequence", "tiny_sequence"]
 
 PAIRS: list[tuple[Kernel, Protocol]] = [
     (kernel, protocol)
@@ -33,6 +33,13 @@ PAIRS: list[tuple[Kernel, Protocol]] = [
     for protocol in sorted(kernel.protocols, key=list(Protocol).index)
 ]
 """Every kernel with each of its protocols."""
+
+MULTICAST_PAIRS = [
+    pair
+    for pair in PAIRS
+    if not why_impossible(*pair, DTYPES["float32"], ReduceOp.SUM, 2, multicast=True)
+]
+"""Those of them that have a multicast form."""
 
 WRAPS = (LAST_EPOCH - 1, LAST_EPOCH - 2, LAST_EPOCH - 4, 2**31 - 3)
 MANY_THREADS = 8
@@ -43,9 +50,12 @@ EXACT_RANKS = 8
 """The most ranks whose 16-bit sums and whose real products are exact (`exact_input`)."""
 
 
-def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) -> CallSequence:
-    """Draw a sequence, most of whose calls are of one kernel and protocol."""
-    draw = random.Random(f"{kernel.value} {protocol.value} {nranks} {seed}")  # noqa: S311
+def draw_sequence(
+    kernel: Kernel, protocol: Protocol, nranks: int, seed: int, *, multicast: bool = False
+) -> CallSequence:
+    """Draw a sequence, most of whose calls are of one kernel and protocol, and of one form."""
+    which = f"{kernel.value} {protocol.value}" + " multicast" * multicast
+    draw = random.Random(f"{which} {nranks} {seed}")  # noqa: S311 - it need not be secret
     calls: list[Call] = []
     # Those of kernels whose threads work together, and of many ranks, cost as much as many others.
     most = 5 if nranks < MANY_THREADS or not kernel.has_barriers else 3
@@ -58,8 +68,9 @@ def draw_sequence(kernel: Kernel, protocol: Protocol, nranks: int, seed: int) ->
             and pair[0].has_barriers <= kernel.has_barriers
             and _types(*pair, nranks)
         ]
-        pair = draw.choice(others) if calls and draw.random() < 0.2 else (kernel, protocol)
-        calls.append(_draw_call(*pair, nranks, draw))
+        is_other = calls and draw.random() < 0.2
+        pair = draw.choice(others) if is_other else (kernel, protocol)
+        calls.append(_draw_call(*pair, nranks, draw, multicast=multicast and not is_other))
     overlaps = draw.random() < 0.15
     return CallSequence(
         tuple(calls),
@@ -76,9 +87,11 @@ def _draw_share_work(kernel: Kernel, nranks: int, draw: random.Random) -> bool:
     return nranks < WIDE_RANKS or draw.random() < 0.7
 
 
-def tiny_sequence(kernel: Kernel, protocol: Protocol, nranks: int) -> CallSequence:
+def tiny_sequence(
+    kernel: Kernel, protocol: Protocol, nranks: int, *, multicast: bool = False
+) -> CallSequence:
     """The shortest sequence in which every buffer is used again: for going through schedules."""
-    spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks)
+    spec = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, nranks, multicast)
     if kernel is Kernel.LL128_ATOMIC:
         whole_warp = Call(spec, 3 * nranks * spec.line_elements, LINE_LANES)
         return CallSequence((whole_warp,))
@@ -91,8 +104,10 @@ def tiny_sequence(kernel: Kernel, protocol: Protocol, nranks: int) -> CallSequen
     return CallSequence((twice, once) if kernel is Kernel.TWO_SHOT else (twice, twice))
 
 
-def _draw_call(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random) -> Call:
-    spec = _draw_spec(kernel, protocol, nranks, draw)
+def _draw_call(
+    kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random, *, multicast: bool
+) -> Call:
+    spec = _draw_spec(kernel, protocol, nranks, draw, multicast=multicast)
     if kernel.has_barriers:
         return _draw_call_with_barriers(spec, draw)
     nthreads = draw.randint(1, FEW_SLOTS // spec.packets_per_thread)
@@ -157,25 +172,34 @@ def _draw_call_with_barriers(spec: KernelSpec, draw: random.Random) -> Call:
     )
 
 
-def _draw_spec(kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random) -> KernelSpec:
-    fitting = _types(kernel, protocol, nranks)
+def _draw_spec(
+    kernel: Kernel, protocol: Protocol, nranks: int, draw: random.Random, *, multicast: bool
+) -> KernelSpec:
+    fitting = _types(kernel, protocol, nranks, multicast=multicast)
     dtype = DTYPES["float32"] if draw.random() < 0.3 else draw.choice(fitting)
     is_exact = nranks <= EXACT_RANKS or dtype.is_complex
     ops = [
         op
         for op in supported_ops(dtype)
         if (is_exact or op is not ReduceOp.PROD)
-        and not why_impossible(kernel, protocol, dtype, op, nranks)
+        and not why_impossible(kernel, protocol, dtype, op, nranks, multicast=multicast)
     ]
     if dtype.name == "complex128" and ReduceOp.PROD in ops and draw.random() < 0.5:
         # With LL packets the one that takes two for each thread.
-        return KernelSpec(kernel, protocol, dtype, ReduceOp.PROD, nranks)
-    return KernelSpec(kernel, protocol, dtype, draw.choice(ops), nranks)
+        return KernelSpec(kernel, protocol, dtype, ReduceOp.PROD, nranks, multicast)
+    return KernelSpec(kernel, protocol, dtype, draw.choice(ops), nranks, multicast)
 
 
-def _types(kernel: Kernel, protocol: Protocol, nranks: int) -> list[DType]:
+def _types(
+    kernel: Kernel, protocol: Protocol, nranks: int, *, multicast: bool = False
+) -> list[DType]:
     """Types that a kernel has, and whose results are known."""
-    return [each for each in DTYPES.values() if _fits(each, kernel, protocol, nranks)]
+    return [
+        each
+        for each in DTYPES.values()
+        if _fits(each, kernel, protocol, nranks)
+        and not why_impossible(kernel, protocol, each, ReduceOp.SUM, nranks, multicast=multicast)
+    ]
 
 
 def _fits(dtype: DType, kernel: Kernel, protocol: Protocol, nranks: int) -> bool:

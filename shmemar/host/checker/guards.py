@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from shmemar.device import barrier, kernels, ll128, packet_buffer, signal
 from shmemar.device.groups import all_in_warp
 from shmemar.device.interpreter import Order, Scope, current
-from shmemar.device.kernels import barrier as barrier_kernel
 from shmemar.device.kernels import barrier_one_shot, barrier_two_shot, exchange, ll128_atomic
 from shmemar.device.ll_buffer import LLBuffer
 from shmemar.device.memory import (
@@ -17,7 +16,7 @@ from shmemar.device.memory import (
     st_relaxed_sys_b32,
     st_relaxed_sys_v4_b32,
 )
-from shmemar.device.packet import LAST_EPOCH, SENTINEL
+from shmemar.device.packet import LAST_EPOCH, SENTINEL, next_epoch
 from shmemar.device.packet_buffer import PacketBuffer
 from shmemar.device.signal import (
     signal_op,
@@ -29,7 +28,7 @@ from shmemar.host.checker.checked_calls import launches_of
 from shmemar.host.checker.checked_run import Program
 from shmemar.host.checker.control_kernels import in_a_ring, in_a_ring_of_warps, ring, sums
 from shmemar.host.checker.controls import Control, Patch
-from shmemar.host.checker.drawn_calls import PAIRS, draw_sequence
+from shmemar.host.checker.drawn_calls import MULTICAST_PAIRS, PAIRS, draw_sequence
 from shmemar.host.checker.hostile_machine import HostileMachine
 from shmemar.layout import LINE_LANES, LINE_NBYTES, LLLayout, flag_offset
 from shmemar.spec import PACKET_PROTOCOLS, Kernel, KernelSpec, Protocol
@@ -46,11 +45,13 @@ LL128_ATOMIC = Kernel.LL128_ATOMIC
 
 
 @cache
-def _drawn(kernel: Kernel, protocol: Protocol, nranks: int = 2) -> Program:
+def _drawn(
+    kernel: Kernel, protocol: Protocol, nranks: int = 2, *, multicast: bool = False
+) -> Program:
     """Sequences of calls that are drawn from the seeds."""
-    draw = partial(draw_sequence, kernel, protocol, nranks)
+    draw = partial(draw_sequence, kernel, protocol, nranks, multicast=multicast)
     return Program(
-        f"{kernel.value}/{protocol.value}",
+        f"{kernel.value}/{protocol.value}" + "/multicast" * multicast,
         nranks,
         lambda machine, seed: launches_of(draw(seed), machine),
         lambda seed: draw(seed).resident,
@@ -239,7 +240,43 @@ def _one_flag(epoch: int, block: int, source: int, nblocks: int, nranks: int) ->
     return flag_offset(0, block, source, nblocks, nranks)
 
 
-_BARRIER_KERNELS = barrier_kernel, barrier_one_shot, barrier_two_shot
+# Multicast
+
+
+def _added_relaxed_to_all(counter: int, value: int) -> None:
+    machine: Any = current()
+    machine.turns.take()
+    machine.add_to_copies(machine.map.copies(counter), value, releases=False)
+
+
+def _added_at_gpu_scope_to_all(counter: int, value: int) -> None:
+    fence_acq_rel_gpu()
+    _added_relaxed_to_all(counter, value)
+
+
+def _has_come_without_own(seen: int, count: int) -> bool:
+    return (seen - count + 1) % (1 << 32) < 1 << 31
+
+
+def _has_come_as_numbers(seen: int, count: int) -> bool:
+    return seen >= count
+
+
+def _store_first_half_only(address: int, first: int, second: int, *_: int) -> None:
+    current().store_to_all(address, (first, second), Order.RELAXED_SYS)
+
+
+def _by_multicast(
+    name: str, patch: Patch | tuple[Patch, ...], pairs: list[tuple[Kernel, Protocol]]
+) -> tuple[Control, ...]:
+    patches = (patch,) if isinstance(patch, Patch) else patch
+    return tuple(Control(name, patches, _drawn(*pair, multicast=True)) for pair in pairs)
+
+
+_PACKETS_TO_ALL = [pair for pair in MULTICAST_PAIRS if not pair[0].has_barriers]
+_SENTINEL_TO_ALL = [pair for pair in _PACKETS_TO_ALL if pair[1] is SENTINEL_PROTOCOL]
+_COUNTED = [pair for pair in MULTICAST_PAIRS if pair[0].has_barriers]
+_SUMS_BY_LOAD = [pair for pair in _COUNTED if pair[0].reduces]
 
 # Signals
 
@@ -458,7 +495,7 @@ CONTROLS: tuple[Control, ...] = (
     ),
     *_of_each(
         "the wrap of a barrier's epochs",
-        tuple(_replace(kernel, "next_epoch", _wrap_to_even) for kernel in _BARRIER_KERNELS),
+        _replace(barrier, "next_epoch", _wrap_to_even),
         _WITH_BARRIERS,
     ),
     *_of_each(
@@ -475,5 +512,73 @@ CONTROLS: tuple[Control, ...] = (
         "the last meeting of a block in a body that is looped",
         (_replace(checked_calls, "body_of", _not_looped),),
         _fixed(_LOOPED_BLOCKS),
+    ),
+    *_by_multicast(
+        "the second of two buffers, of what all are sent",
+        _in_buffers(1),
+        [pair for pair in _PACKETS_TO_ALL if pair[1] is LL],
+    ),
+    *_by_multicast(
+        "the third of three buffers, of what all are sent", _in_buffers(2), _SENTINEL_TO_ALL
+    ),
+    *_by_multicast(
+        "the second store of a packet to all",
+        _replace(packet_buffer, "multimem_st_relaxed_sys_two_b64", _store_first_half_only),
+        _PACKETS_TO_ALL,
+    ),
+    *_by_multicast(
+        "the reset of a slot that all write to",
+        _replace(PacketBuffer, "reset", _nothing),
+        _SENTINEL_TO_ALL,
+    ),
+    *_by_multicast(
+        "the fence behind resets, before what all are sent",
+        _replace(PacketBuffer, "fence_resets", _nothing),
+        _SENTINEL_TO_ALL,
+    ),
+    *_by_multicast(
+        "the release of an addition to all",
+        _replace(barrier, "multimem_red_release_sys_add_u32", _added_relaxed_to_all),
+        _COUNTED,
+    ),
+    *_by_multicast(
+        "the system scope of that addition's release",
+        _replace(barrier, "multimem_red_release_sys_add_u32", _added_at_gpu_scope_to_all),
+        _COUNTED,
+    ),
+    *_by_multicast(
+        "the fence behind the polls of a counter",
+        _replace(barrier, "fence_acq_rel_sys", _nothing),
+        _COUNTED,
+    ),
+    *_by_multicast(
+        "the alias fence before the addition",
+        _replace(barrier, "fence_proxy_alias", _nothing),
+        _SUMS_BY_LOAD,
+    ),
+    *_by_multicast(
+        "the last of a counter's additions",
+        _replace(barrier, "has_come_to", _has_come_without_own),
+        _COUNTED,
+    ),
+    *_by_multicast(
+        "the comparison of counts that wraps",
+        _replace(barrier, "has_come_to", _has_come_as_numbers),
+        _COUNTED,
+    ),
+    *_by_multicast(
+        "the epoch that wraps as counts do",
+        _replace(barrier, "next_count", next_epoch),
+        _COUNTED,
+    ),
+    *_by_multicast(
+        "the meetings of a block that counts",
+        _replace(barrier, "all_in_block", lambda value: value),
+        _COUNTED,
+    ),
+    *_by_multicast(
+        "the places for results, apart from what is loaded as a sum",
+        _replace(barrier_two_shot, "place_of_results", lambda _: 0),
+        _SUMS_BY_LOAD,
     ),
 )

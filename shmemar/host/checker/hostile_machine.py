@@ -15,6 +15,7 @@ from shmemar.device.interpreter import Group, Order, Scope
 from shmemar.host.checker.launcher import Launcher
 from shmemar.host.checker.meetings import Meetings
 from shmemar.host.checker.memory_map import AREA_SHIFT, MemoryMap, Span, rank_of
+from shmemar.host.checker.messages import ALIAS
 from shmemar.host.checker.packet_log import Packet
 from shmemar.host.checker.turns import Turns
 from shmemar.host.checker.verdict import ProtocolError, Verdict
@@ -24,6 +25,7 @@ from shmemar.layout import LINE_LANES, LINE_NBYTES, PACKET_NBYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shmemar.host.checker.memory_map import Area
     from shmemar.host.checker.messages import Message, Store
     from shmemar.host.checker.moves import Moves
     from shmemar.host.checker.schedule import Schedule
@@ -86,6 +88,11 @@ class HostileMachine:
         self.warp_threads = self._meetings.warp_threads = lanes
 
     # The host's side
+
+    def window(self, parts: list[Area]) -> int:
+        """Make the multicast address of symmetric memory, of which a rank has a part each."""
+        self.memory.has_aliases = True
+        return self.map.window(parts)
 
     def poke(self, address: int, contents: bytes) -> None:
         """Write bytes at once, as the host does before a launch of the rank whose they are."""
@@ -344,6 +351,93 @@ class HostileMachine:
             is_whole = len(stores) == 2 * LINE_LANES and len(addresses) == 1
             if is_whole and not addresses.pop() % LINE_NBYTES:
                 self.memory.perform_at_once(stores)
+
+    # Multicast
+
+    def _copies(
+        self, who: Thread, address: int, nbytes: int, *, stores: bool
+    ) -> list[tuple[int, Span]]:
+        """Check what a thread touches by a multicast address: each rank's copy."""
+        copies = self.map.copies(address)
+        if not copies:
+            raise ProtocolError(
+                Verdict.OUTSIDE,
+                f"{who} of {who.launch.name} would use {self.map.describe(address)} by "
+                f"{address:#x}; expected a multicast address.",
+                who.rank,
+            )
+        return [(copy, self._span(who, copy, nbytes, stores=stores)) for copy in copies]
+
+    def store_to_all(self, address: int, words: tuple[int, ...], order: Order) -> None:
+        """Store words to each rank; each 8 bytes of each of them are performed by themselves."""
+        who: Thread = self.turns.current
+        copies = self._copies(who, address, 4 * len(words), stores=True)
+        self.turns.take()
+        self._acts(who)
+        if self.moves is not None:
+            self.moves.add(self.turns.steps, who, f"stores to all ({order.value})", address, words)
+        is_strong = order is not Order.WEAK
+        for copy, span in copies:
+            log, packet = span.area.log_of(copy), None
+            if log is not None:
+                area = span.area
+                packet = log.store_to_all(who.rank, area.rank, copy - area.address, words)
+            for at in range(0, len(words), 2):
+                value, location = words[at + 1] << 32 | words[at], (copy >> 3) + at // 2 + ALIAS
+                self.memory.store(who, location, value, is_strong=is_strong, packet=packet)
+
+    def add_to_all(self, address: int, value: int) -> None:
+        """Add to a word of each rank, when that addition is performed; each of them releases."""
+        who: Thread = self.turns.current
+        copies = self._copies(who, address, 4, stores=True)
+        for copy, span in copies:
+            self._must_be_a_packet(who, span, copy, 4)
+        self.turns.take()
+        self._acts(who)
+        if self.moves is not None:
+            self.moves.add(self.turns.steps, who, "adds to all (release.sys)", address, (value,))
+        self.add_to_copies([copy for copy, _ in copies], value, releases=True)
+
+    def add_to_copies(self, copies: list[int], value: int, *, releases: bool) -> None:
+        """Add to a word of each rank, as of `add_to_all`."""
+        who: Thread = self.turns.current
+        behind = self.memory.before_release(who)
+        for copy in copies:
+            shift, location = 32 if copy & 4 else 0, (copy >> 3) + ALIAS
+            self.memory.store(
+                who,
+                location,
+                value << shift,
+                LOW << shift,
+                add=operator.add,
+                releases=releases,
+                behind=behind,
+            )
+
+    def load_sum(self, address: int, add: Callable[[int, int], int]) -> tuple[int, ...]:
+        """Load four words of one rank after another, each at a time of its own, and add them."""
+        who: Thread = self.turns.current
+        copies = self._copies(who, address, PACKET_NBYTES, stores=False)
+        total: list[int] = []
+        for copy, _ in copies:
+            self.turns.take()
+            self.operations += 1
+            found: list[int] = []
+            for location in (copy >> 3, (copy >> 3) + 1):
+                value = self.memory.read_alias(who, location)
+                found += [value & LOW, value >> 32]
+            total = [add(*pair) for pair in zip(total, found, strict=True)] if total else found
+        if self.moves is not None:
+            self.moves.add(self.turns.steps, who, "loads the sum", address, tuple(total))
+        return tuple(total)
+
+    def fence_aliases(self) -> None:
+        """Order accesses by one name of memory against those by the other."""
+        who = self.turns.take()
+        self._acts(who)
+        if self.moves is not None:
+            self.moves.add(self.turns.steps, who, "fences (aliases)", 0, ())
+        self.memory.link_aliases(who)
 
     def _acts(self, who: Thread) -> None:
         """Something that is not a poll: from here on old messages may be read again."""

@@ -114,6 +114,7 @@ class Launcher:
         for location, index in self._memory.joined(launch.threads).items():
             if index > view.get(location, 0):
                 view[location] = index
+        self._memory.link_view({}, view)
         launch.has_ended = True
         self._turns.live.remove(launch)
         self._turns.runnable += launch.behind

@@ -1,7 +1,8 @@
 """Which memory there is in a run of the checker, whose it is, and who may touch it.
 
 An address is ``(rank + 1) << 48 | area << 32 | offset``: areas are far apart, so what misses one
-hits none. An area of symmetric memory has the same number on all ranks.
+hits none. An area of symmetric memory has the same number on all ranks. Without the rank it is a
+multicast address, which stands for the same place on all of them.
 """
 
 from __future__ import annotations
@@ -110,6 +111,18 @@ class MemoryMap:
         self._areas[base >> AREA_SHIFT] = area
         return area
 
+    @staticmethod
+    def window(parts: list[Area]) -> int:
+        """The multicast address of symmetric memory, of which a rank has a part each."""
+        (address,) = {part.address % (1 << RANK_SHIFT) for part in parts}
+        return address
+
+    def copies(self, address: int) -> list[int]:
+        """Addresses of what a multicast address stands for on each rank; none of another one."""
+        if address >> RANK_SHIFT:
+            return []
+        return [rank + 1 << RANK_SHIFT | address for rank in range(len(self._next))]
+
     def at(self, address: int) -> Area | None:
         """The area that an address is in or beside; None of no area."""
         return self._areas.get(address >> AREA_SHIFT)
@@ -127,6 +140,12 @@ class MemoryMap:
     def describe(self, address: int) -> str:
         """Say where an address is."""
         area = self.at(address)
+        if area is None and self.copies(address):
+            area = self.at(self.copies(address)[0])
+            if area is not None:
+                return (
+                    f"all ranks' {area.name} + {address - area.address % (1 << RANK_SHIFT)} bytes"
+                )
         if area is None:
             return f"{address:#x}, which is no memory"
         at = address - area.address

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Message", "Observer", "Queue", "Released", "Store", "View"]
+__all__ = ["ALIAS", "Message", "Observer", "Queue", "Released", "Store", "View"]
+
+ALIAS = 1 << 60
+"""Added to a location: its other name, that of a multicast address. It fits numpy's integers."""
 
 View: TypeAlias = dict[int, int]
 """Index of a message by location; 0 where there is none."""
@@ -63,12 +66,14 @@ class Store:
         releases: True where it also carries a view of those.
         line: Additions that are performed at once with it.
         index: Index of its message; -1 while it waits.
+        is_linked: True once a fence made it known by both names of its location.
     """
 
     __slots__ = (
         "add",
         "behind",
         "index",
+        "is_linked",
         "line",
         "mask",
         "of_gpu",
@@ -99,6 +104,13 @@ class Store:
         self.releases = False
         self.line: tuple[Store, ...] = ()
         self.index = -1
+        self.is_linked = False
+
+    @property
+    def names(self) -> tuple[int, ...]:
+        """Names of its location by which who sees it is known to see it."""
+        name = self.queue.location
+        return (name, name ^ ALIAS) if self.is_linked else (name,)
 
 
 class Queue:

@@ -156,6 +156,22 @@ class PacketLog:
         self._sent[rank, lane, owner].add(epoch)
         return packet
 
+    def store_to_all(
+        self, rank: int, owner: int, at: int, words: tuple[int, ...]
+    ) -> Packet | str | None:
+        """Hear of a rank's store to the region of `owner` by a multicast address.
+
+        Its own region is one of those that it stores to, where nobody looks at the packet.
+
+        Raises:
+            ProtocolError: As of `store`.
+        """
+        _, source, _, byte = self.place(at)
+        is_whole = len(words) * 4 == PACKET_NBYTES and byte == 0
+        if rank == owner == source and is_whole:
+            return None
+        return self.store(rank, owner, at, words)
+
     def performed(self, before: Message, store: Store) -> None:
         """Hear of a half that is performed on another one.
 

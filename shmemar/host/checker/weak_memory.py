@@ -20,6 +20,12 @@ list of *messages*, its modification order.
 * ``fence.acq_rel.gpu`` does so for memory of the thread's own GPU, and between threads of it: each
   rank has a GPU of its own here. Stores to peers stay late, and peers get no view.
 * The end of a kernel performs all stores of its threads, and joins their views for the next one.
+* A multicast address is another name of each rank's location, an *alias*: what is stored to all
+  ranks is a store to each of them, which waits by itself. A thread has a queue and an entry of its
+  view for either name. By one name it neither sees its stores by the other nor keeps order with
+  them, and a view of one says nothing about the other, until ``fence.proxy.alias`` makes both of
+  both; so does the end of a kernel. Polls by one name read what was stored by the other, whole, and
+  take its view: that PTX does not promise.
 
 Not modelled: load buffering, where a store is performed before a load that comes before it in
 program order (the kernels rely on it that no store is performed before the branch that it depends
@@ -35,16 +41,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shmemar.device.interpreter import Scope
-from shmemar.host.checker.messages import Message, Queue, Store
+from shmemar.host.checker.messages import ALIAS, Message, Queue, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shmemar.host.checker.messages import Observer, View
+    from shmemar.host.checker.messages import Observer, Released, View
 
-__all__ = ["ALL_BITS", "WeakMemory"]
+__all__ = ["ALIAS", "ALL_BITS", "WeakMemory"]
 
 ALL_BITS = (1 << 64) - 1
+
+
+MANY_VIEWS = 12
+"""Views of a message, beyond which they are made one: a counter would collect them for ever."""
 
 
 class WeakMemory:
@@ -53,6 +63,7 @@ class WeakMemory:
     Attributes:
         messages: Modification order of each location.
         queues: Queues that are not empty, in the order in which they came to be so.
+        has_aliases: True where locations have a second name; False spares the work of it.
         owner_of: ``owner_of(location)`` is the rank whose memory it is.
         choose: ``choose(oldest, newest)`` picks the message that a load reads.
         is_performed: ``is_performed(location, before, store)`` hears of each store that becomes a
@@ -77,6 +88,7 @@ class WeakMemory:
         self.is_performed = is_performed
         self.is_read = is_read
         self._initial = initial
+        self.has_aliases = False
 
     def order_of(self, location: int) -> list[Message]:
         """The modification order of a location."""
@@ -120,6 +132,38 @@ class WeakMemory:
             self._join(who, [message.line])
         return message.value
 
+    def read_alias(self, who: Observer, location: int) -> int:
+        """Load a location weakly, by its other name."""
+        alias = location + ALIAS
+        self._perform_visible(who, alias)
+        messages = self.order_of(location)
+        index, newest = who.oldest(alias), len(messages) - 1
+        if index < newest:
+            index = self.choose(index, newest) if who.patience > 0 else newest
+            who.patience -= index < newest
+            who.view[alias] = index
+        return messages[index].value
+
+    def link_aliases(self, who: Observer) -> None:
+        """Make what a thread sees by one name of a location seen by the other, too."""
+        if not self.has_aliases:
+            return
+        for queue in who.queues.values():
+            for store in queue.stores:
+                store.is_linked = True
+        for store in who.seen.values():
+            store.is_linked = True
+        self.link_view(who.base, who.view)
+
+    def link_view(self, base: View, view: View) -> None:
+        """Let a view, of which `base` is the older part, say the same of both names."""
+        if not self.has_aliases:
+            return
+        for location in {**base, **view}:
+            index = view.get(location, base.get(location, 0))
+            if index > view.get(location ^ ALIAS, base.get(location ^ ALIAS, 0)):
+                view[location ^ ALIAS] = index
+
     def _read_waiting(self, who: Observer, location: int, own: Queue | None) -> int | None:
         """What the thread sees of stores that wait; None of nothing."""
         seen = who.seen.get(location)
@@ -155,8 +199,12 @@ class WeakMemory:
         is_strong: bool = True,
         releases: bool = False,
         packet: Any = None,
+        behind: list[Store] | None = None,
     ) -> Store:
-        """Let a store to the bits of `mask`, or an addition, wait; weak ones carry no view."""
+        """Let a store to the bits of `mask`, or an addition, wait; weak ones carry no view.
+
+        One that releases is performed behind all that the thread made or saw, or just `behind`.
+        """
         queue = who.queues.get(location)
         if queue is None:
             queue = who.queues[location] = Queue(who, location)
@@ -171,10 +219,13 @@ class WeakMemory:
         if releases:
             store.releases = True
             store.of_gpu = store.of_sys = who.base, dict(who.view)
-            store.behind = [each.stores[-1] for each in who.queues.values() if each.stores]
-            store.behind += who.seen.values()
+            store.behind = self.before_release(who) if behind is None else list(behind)
         queue.stores.append(store)
         return store
+
+    def before_release(self, who: Observer) -> list[Store]:
+        """What a thread made or saw, and what waits: a release is performed behind it."""
+        return [q.stores[-1] for q in who.queues.values() if q.stores] + list(who.seen.values())
 
     def perform_at_once(self, stores: Sequence[Store]) -> None:
         """Let additions that wait be performed together, as one."""
@@ -186,27 +237,29 @@ class WeakMemory:
         store = queue.stores[0]
         for each in store.behind:
             self.perform_up_to(each)
-        location, observer = queue.location, queue.observer
+        location, observer = queue.location % ALIAS, queue.observer
         messages = self.messages.get(location) or self.order_of(location)
         before = messages[-1]
         self.is_performed(location, before, store)
         value, mask = store.value, store.mask
         of_gpu, of_sys = store.of_gpu, store.of_sys
         if store.releases:
-            done = ({each.queue.location: each.index for each in store.behind},)
+            done = ({name: each.index for each in store.behind for name in each.names},)
             of_gpu, of_sys = of_gpu + done, of_sys + done
         if store.add:
             value = before.value & ~mask | store.add(before.value & mask, value) & mask
-            of_gpu, of_sys = before.of_gpu + of_gpu, before.of_sys + of_sys
+            of_gpu, of_sys = _together(before.of_gpu, of_gpu), _together(before.of_sys, of_sys)
         elif mask != ALL_BITS:
             value = before.value & ~mask | value
         store.index = len(messages)
         messages.append(Message(value, observer.rank, of_gpu, of_sys, store.packet))
-        observer.view[location] = store.index
+        observer.view[queue.location] = store.index
+        if store.is_linked:
+            observer.view[queue.location ^ ALIAS] = store.index
         del queue.stores[0]
         if not queue.stores:
             self.queues.remove(queue)
-            del observer.queues[location]
+            del observer.queues[queue.location]
         if store.line:
             self._perform_rest_of_line(store)
 
@@ -254,14 +307,15 @@ class WeakMemory:
         """Order what a thread did and saw against what it does from now on."""
         is_sys = scope is Scope.SYS
         for queue in list(who.queues.values()):
-            if is_sys or self.owner_of(queue.location) == who.rank:
+            if is_sys or self.owner_of(queue.location % ALIAS) == who.rank:
                 while queue.stores:
                     self.perform(queue)
         for store in who.seen.values():
-            if is_sys or self.owner_of(store.queue.location) == who.rank:
+            if is_sys or self.owner_of(store.queue.location % ALIAS) == who.rank:
                 self.perform_up_to(store)
-            if store.index > who.oldest(store.queue.location):
-                who.view[store.queue.location] = store.index
+            for name in store.names:
+                if store.index > who.oldest(name):
+                    who.view[name] = store.index
         views: dict[int, View] = {}
         later = []
         for message in who.unacquired:
@@ -280,10 +334,12 @@ class WeakMemory:
             who.of_sys = released
 
     def _join(self, who: Observer, views: Iterable[View]) -> None:
+        newer, base = who.view, who.base
         for view in views:
             for location, index in view.items():
-                if index > who.oldest(location):
-                    who.view[location] = index
+                own = newer.get(location)
+                if index > (base.get(location, 0) if own is None else own):
+                    newer[location] = index
 
     def meet(self, members: list[Observer]) -> None:
         """Give all members one view, and let each see the stores of the others."""
@@ -295,9 +351,10 @@ class WeakMemory:
                 # Both are seen from now on, as one behind the other.
                 self.perform_up_to(before)
             seen[store.queue.location] = store
-        for location, store in seen.items():
+        for store in seen.values():
             if store.index >= 0:
-                base[location] = max(base.get(location, 0), store.index)
+                for name in store.names:
+                    base[name] = max(base.get(name, 0), store.index)
         seen = {location: store for location, store in seen.items() if store.index < 0}
         for member in members:
             member.base, member.view, member.seen = base, {}, seen
@@ -329,3 +386,16 @@ class WeakMemory:
     def peek(self, location: int) -> int:
         """What is newest."""
         return self.order_of(location)[-1].value
+
+
+def _together(first: Released, second: Released) -> Released:
+    """Views of what is added to, and those of an addition."""
+    views = first + second
+    if len(views) <= MANY_VIEWS:
+        return views
+    joined: View = {}
+    for view in {id(view): view for view in views}.values():
+        for location, index in view.items():
+            if index > joined.get(location, 0):
+                joined[location] = index
+    return (joined,)

@@ -1,10 +1,10 @@
 """What a barrier costs: alone, and in the kernels that have them.
 
-A barrier alone is timed in the three modes of :mod:`benchmarks.timing`; every sample is checked by
-its epoch word, which counts the barriers that all threads have left. A kernel with barriers is
-timed in mode `device` as it is, and once more without them: the threads of a block still meet, the
-ranks do not, so what is left is the time in which data move. Those results mean nothing, and are
-not looked at.
+A barrier alone is timed in the three modes of :mod:`benchmarks.timing`. Every sample is checked to
+have had as many barriers as it should; that nobody leaves one early is for the tests. A kernel with
+barriers is timed in mode `device` as it is, and once more without them, on the same grid: the
+threads of a block still meet, the ranks do not, so what is left is the time in which data move. Its
+results mean nothing, and are not looked at; its code is compiled anew, and may have more registers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.timing import (
     Samples,
     as_result,
-    measure,
+    resident_blocks,
     time_graph,
     time_launches,
     time_loop,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import shmemar
     from benchmarks.timing import Case, Result
     from shmemar.device.barrier import BlockBarrier, BlockThread
+    from shmemar.host.launch import CudaKernel
     from shmemar.layout import AnyLayout, BarrierLayout
 
 __all__ = ["Share", "measure_barrier", "measure_share"]
@@ -54,7 +55,7 @@ class Share:
         blocks: Blocks of its grid.
         median_us: Microseconds a collective, as it is.
         data_us: Without barriers.
-        share: What part of the time its barriers take.
+        share: By what part of the time it is faster without.
         wrong: Wrong elements, as it is.
     """
 
@@ -91,24 +92,32 @@ def measure_barrier(comm: shmemar.Communicator, mode: str, samples: int, repeats
 
 def measure_share(comm: shmemar.Communicator, case: Case) -> Share:
     """Measure the pinned kernel, which has barriers, with and without them. Collective."""
-    whole = measure(comm, "device", case)
     spec = comm._spec(case.dtype, case.op)
+    layout = comm._scratch_for(spec).layout
     runtime: Any = comm._runtime
-    with runtime.active(), _without_barriers():
+
+    def load() -> CudaKernel:
         from shmemar.host.launch import load_kernel
 
-        layout = comm._scratch_for(spec).layout
-        kernel = load_kernel(spec, layout, rank=comm.rank, device=runtime._device, looped=True)
-    alone = time_loop(comm, spec, kernel, case)
-    data_us = max(comm.host_allgather(float(np.median(alone.microseconds))))
+        return load_kernel(spec, layout, rank=comm.rank, device=runtime._device, looped=True)
+
+    with runtime.active():
+        whole = load()
+        with _without_barriers():
+            alone = load()
+    max_blocks = min(resident_blocks(comm, kernel) for kernel in (whole, alone))
+    samples = [time_loop(comm, spec, kernel, case, max_blocks) for kernel in (whole, alone)]
+    medians = [float(np.median(each.microseconds)) for each in samples]
+    everyone = comm.host_allgather((medians, samples[0].wrong))
+    median_us, data_us = (max(entry[0][which] for entry in everyone) for which in (0, 1))
     return Share(
-        kernel=whole.kernel,
+        kernel=comm.kernel_for(case.dtype, case.op),
         nbytes=case.nbytes,
-        blocks=whole.blocks,
-        median_us=whole.median_us,
+        blocks=samples[0].blocks or 0,
+        median_us=median_us,
         data_us=data_us,
-        share=1 - data_us / whole.median_us,
-        wrong=whole.wrong,
+        share=1 - data_us / median_us,
+        wrong=sum(entry[1] for entry in everyone),
     )
 
 

@@ -58,6 +58,7 @@ __all__ = [
     "Samples",
     "as_result",
     "measure",
+    "resident_blocks",
     "time_graph",
     "time_launches",
     "time_loop",
@@ -447,16 +448,22 @@ def _device(comm: shmemar.Communicator, case: Case) -> Samples:
     runtime: Any = comm._runtime
     with runtime.active():
         kernel = _looped_kernel(spec, comm._scratch_for(spec).layout, comm.rank, runtime._device)
-    return time_loop(comm, spec, kernel, case)
+    return time_loop(comm, spec, kernel, case, resident_blocks(comm, kernel))
+
+
+def resident_blocks(comm: shmemar.Communicator, kernel: CudaKernel) -> int:
+    """Blocks of a kernel that all ranks can run at once. Collective."""
+    runtime: Any = comm._runtime
+    resident = comm.host_allgather(kernel.resident_blocks // runtime._job.ranks_per_gpu)
+    return int(max(min(resident), 1))
 
 
 def time_loop(
-    comm: shmemar.Communicator, spec: KernelSpec, kernel: CudaKernel, case: Case
+    comm: shmemar.Communicator, spec: KernelSpec, kernel: CudaKernel, case: Case, max_blocks: int
 ) -> Samples:
-    """Time launches of a looped all-reduce kernel. Collective."""
+    """Time launches of a looped all-reduce kernel, of so many blocks at most. Collective."""
     runtime: Any = comm._runtime
-    resident = comm.host_allgather(kernel.resident_blocks // runtime._job.ranks_per_gpu)
-    kernel.max_blocks = max(min(resident), 1)
+    kernel.max_blocks = max_blocks
     buffers = _Buffers(comm, case)
     source = runtime.operand("x", buffers.source(0), 0, writeable=False)
     destination = runtime.operand("out", buffers.destination(0), 0, writeable=True)

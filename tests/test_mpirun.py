@@ -280,7 +280,19 @@ def test_the_barrier_benchmark_runs_emulated_and_says_what_it_left_out(tmp_path:
     assert document["shares"] == []
 
 
-def test_only_kernels_with_barriers_have_a_share() -> None:
-    done = mpirun(1, "-m", "benchmarks", "barrier", "--kernels", "one_shot", timeout_s=60)
-    assert done.returncode == 2
-    assert "--kernels has 'one_shot'; expected some of barrier_one_shot" in done.stdout
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--kernels", "one_shot"), "--kernels has 'one_shot'; expected some of barrier_one_shot"),
+        (("--protocols", "pull"), "--protocols names none of a kernel in --kernels"),
+        (("--kernels", "barrier_one_shot", "--protocols", "ll"), "--protocols names none of"),
+        (("--sizes", "x", "--backend", "emulated"), "size is 'x'; expected bytes such as"),
+    ],
+)
+def test_wrong_arguments_of_the_barrier_benchmark_are_refused(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    done = mpirun(1, "-m", "benchmarks", "barrier", *arguments, timeout_s=60)
+    assert done.returncode != 0
+    assert message in done.stdout
+    assert "# shmemar" not in done.stdout  # nothing has been measured

@@ -51,7 +51,7 @@ variants = pytest.mark.parametrize(
 
 
 def combinations(nranks: int, *, every: bool) -> list[tuple[Kernel, Protocol, str, ReduceOp]]:
-    """A quarter of the types and operators, with a kernel and protocol each, in turn with `nranks`.
+    """An eighth of the types and operators, with a kernel and protocol each, in turn with `nranks`.
 
     None on one rank, which has no peers. With `every` all of them, each with every kernel and
     protocol: each takes a compilation.
@@ -61,9 +61,9 @@ def combinations(nranks: int, *, every: bool) -> list[tuple[Kernel, Protocol, st
     for number, (dtype, op) in enumerate(pairs):
         possible = [v for v in VARIANTS if not why_impossible(*v, dtype, op, nranks)]
         if not every:
-            if nranks == 1 or (number + nranks) % 4:
+            if nranks == 1 or (number + nranks) % 8:
                 continue
-            possible = [possible[(number // 4 + nranks) % len(possible)]]
+            possible = [possible[(number // 8 + nranks) % len(possible)]]
         found += [(*variant, dtype.name, op) for variant in possible]
     return found
 

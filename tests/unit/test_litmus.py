@@ -632,7 +632,7 @@ def test_a_rank_that_cannot_look_at_its_gpu_is_an_error_on_all(
 
 def test_a_description_has_the_verdict_once_it_is_known() -> None:
     comm: Any = object.__new__(Communicator)
-    comm.size, comm.backend, comm.lines = 2, Backend.NVSHMEM, ""
+    comm.size, comm.backend, comm.lines, comm.multicast = 2, Backend.NVSHMEM, "", ""
     comm._is_closed = True
     comm._runtime = SimpleNamespace(describe=dict)
     assert "LL128 lines" not in comm.describe()

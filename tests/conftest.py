@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.launcher import DistributedSuites
 
 DISTRIBUTED = Path(__file__).parent / "distributed"
 
@@ -42,8 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--protocol-seeds",
         type=int,
-        default=27,
-        help="schedules of each kernel in tests/protocol (default: 27)",
+        default=15,
+        help="schedules of each kernel in tests/protocol (default: 15)",
     )
     group.addoption(
         "--ranks",
@@ -57,3 +60,36 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if DISTRIBUTED in (collection_path, *collection_path.parents):
         return None if config.getoption("--distributed") else True
     return None
+
+
+SUITES = pytest.StashKey[DistributedSuites]()
+
+
+def _ranks(config: pytest.Config) -> list[int]:
+    return [int(text) for text in str(config.getoption("--ranks")).split(",")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if {"nranks", "suites"} <= {*metafunc.fixturenames}:
+        metafunc.parametrize("nranks", _ranks(metafunc.config))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin with what takes longest, where it is asked for, beside the tests before it."""
+    fixtures: set[Any] = set()
+    for item in session.items:
+        fixtures |= {*getattr(item, "fixturenames", ())}
+    if "suites" in fixtures and not session.config.option.collectonly:
+        ncalls = session.config.getoption("--random-calls")
+        session.config.stash[SUITES] = DistributedSuites(_ranks(session.config), ncalls)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if SUITES in session.config.stash:
+        session.config.stash[SUITES].close()
+
+
+@pytest.fixture
+def suites(request: pytest.FixtureRequest) -> DistributedSuites:
+    """Runs of tests/distributed, begun when the session began."""
+    return request.config.stash[SUITES]

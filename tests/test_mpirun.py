@@ -12,29 +12,13 @@ from pathlib import Path
 import pytest
 
 import shmemar
-from tests.launcher import ROOT, mpirun
+from tests.launcher import ROOT, DistributedSuites, mpirun
 
 SWEEP = ("-m", "shmemar", "allreduce", "--backend", "emulated")
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "nranks" in metafunc.fixturenames:
-        chosen = [int(text) for text in metafunc.config.getoption("--ranks").split(",")]
-        metafunc.parametrize("nranks", chosen)
-
-
-def test_the_distributed_suite_passes(nranks: int, request: pytest.FixtureRequest) -> None:
-    ncalls = request.config.getoption("--random-calls")
-    suite = ("-m", "pytest", "--distributed", f"--random-calls={ncalls}", "tests/distributed")
-    done = mpirun(
-        nranks,
-        *suite,
-        *("-q", "-p", "no:cacheprovider", "--color=no", "--maxfail=3"),
-        timeout_s=900,
-        # Half of the time goes into LLVM's optimisation, which tests/ptx and the main job have.
-        variables={"SHMEMAR_TIMEOUT_S": "30", "NUMBA_OPT": "1"},
-        options=("--output", "tag"),
-    )
+def test_the_distributed_suite_passes(nranks: int, suites: DistributedSuites) -> None:
+    done = suites.result(nranks)
     assert done.returncode == 0, done.stdout[-20_000:]
     passed = re.findall(r"(\d+) passed", done.stdout)
     assert len(passed) == nranks

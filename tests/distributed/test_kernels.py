@@ -397,5 +397,5 @@ def test_the_scratch_of_two_shot_kernels_is_made_when_it_is_needed(
     expected = LLLayout.fit(comm.size, comm._config.two_shot_scratch_nbytes)
     assert (
         agree((layout, list(comm._scratches)))
-        == [(expected, [(Kernel.TWO_SHOT, Protocol.LL)])] * comm.size
+        == [(expected, [(Kernel.TWO_SHOT, Protocol.LL, False)])] * comm.size
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 from tests.launcher import DistributedSuites
 
 DISTRIBUTED = Path(__file__).parent / "distributed"
+
+
+# The checker makes and drops many objects: a quarter of its time went into looking for cycles.
+gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -177,9 +177,9 @@ def test_a_control_that_is_not_found_is_a_failure(
 
 
 def test_the_checker_is_as_fast_as_it_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
-    """A part of it, on slow machines and beside other work."""
+    """A part of it: machines were seen to differ by three, and other work goes on beside it."""
     assert (
         main(["check", "--ranks", "4", "--seeds", "9", "--jobs", "1", "--kernel", "two_shot"]) == 0
     )
     speeds = [float(row[6]) for row in rows(capsys.readouterr().out)]
-    assert max(speeds) > 5_000
+    assert min(speeds) > 10_000

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from tests.launcher import DistributedSuites
 
 DISTRIBUTED = Path(__file__).parent / "distributed"
 
@@ -67,34 +65,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-SUITES = pytest.StashKey[DistributedSuites]()
-
-
-def _ranks(config: pytest.Config) -> list[int]:
-    return [int(text) for text in str(config.getoption("--ranks")).split(",")]
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if {"nranks", "suites"} <= {*metafunc.fixturenames}:
-        metafunc.parametrize("nranks", _ranks(metafunc.config))
+    if "suite_nranks" in metafunc.fixturenames:
+        numbers = str(metafunc.config.getoption("--ranks")).split(",")
+        metafunc.parametrize("suite_nranks", [int(text) for text in numbers])
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin with what takes longest, where it is asked for, beside the tests before it."""
-    fixtures: set[Any] = set()
-    for item in session.items:
-        fixtures |= {*getattr(item, "fixturenames", ())}
-    if "suites" in fixtures and not session.config.option.collectonly:
-        ncalls = session.config.getoption("--random-calls")
-        session.config.stash[SUITES] = DistributedSuites(_ranks(session.config), ncalls)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: workers that run out of tests take others' later ones."""
+    items.sort(key=lambda item: "suite_nranks" not in getattr(item, "fixturenames", ()))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if SUITES in session.config.stash:
-        session.config.stash[SUITES].close()
-
-
-@pytest.fixture
-def suites(request: pytest.FixtureRequest) -> DistributedSuites:
-    """Runs of tests/distributed, begun when the session began."""
-    return request.config.stash[SUITES]
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """As many as `-n auto` starts: tests start up to eight processes of their own."""
+    return min(4, len(os.sched_getaffinity(0)))

@@ -6,13 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Self
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).parent.parent
 
@@ -61,59 +59,14 @@ def mpirun(
     )
 
 
-class DistributedSuites:
-    """Runs of tests/distributed under mpirun, one after another, beside what the caller does.
-
-    Their ranks wait for one another much of the time, and other tests keep one core busy.
-    """
-
-    def __init__(self, ranks: Iterable[int], ncalls: int) -> None:
-        """Begin with the first."""
-        self._process: subprocess.Popen[str] | None = None
-        self._is_closed = False
-        self._pool = ThreadPoolExecutor(1)
-        self._runs = {n: self._pool.submit(self._run, n, ncalls) for n in ranks}
-
-    def result(self, nranks: int) -> subprocess.CompletedProcess[str]:
-        """Wait for the run with so many ranks."""
-        return self._runs[nranks].result()
-
-    def close(self) -> None:
-        """End what runs, and run nothing more."""
-        self._is_closed = True
-        if self._process is not None:
-            self._process.terminate()
-        self._pool.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
-        self.close()
-
-    def _run(self, nranks: int, ncalls: int) -> subprocess.CompletedProcess[str]:
-        suite = "-m", "pytest", "--distributed", f"--random-calls={ncalls}", "tests/distributed"
-        options = "-q", "-p", "no:cacheprovider", "--color=no", "--maxfail=3"
-        command = mpirun_command(nranks, *suite, *options, options=("--output", "tag"))
+def run_distributed_suite(nranks: int, ncalls: int) -> subprocess.CompletedProcess[str]:
+    """Run tests/distributed on `nranks` ranks, with `ncalls` calls in its random sequence."""
+    suite = "-m", "pytest", "--distributed", f"--random-calls={ncalls}", "tests/distributed"
+    return mpirun(
+        nranks,
+        *(*suite, "-q", "-p", "no:cacheprovider", "--color=no", "--maxfail=3"),
+        timeout_s=1200,
         # Half of the time goes into LLVM's optimisation, which tests/ptx and the main job have.
-        variables = {"SHMEMAR_TIMEOUT_S": "30", "NUMBA_OPT": "1"}
-        with subprocess.Popen(
-            command,
-            env=clean_environment(variables),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            self._process = process
-            if self._is_closed:
-                process.terminate()
-            try:
-                output, _ = process.communicate(timeout=1200)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                output = process.communicate()[0] + "\nended after 1200 s"
-            self._process = None
-        return subprocess.CompletedProcess(command, process.returncode, output)
+        variables={"SHMEMAR_TIMEOUT_S": "30", "NUMBA_OPT": "1"},
+        options=("--output", "tag"),
+    )

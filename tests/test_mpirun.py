@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 import shmemar
-from tests.launcher import ROOT, DistributedSuites, mpirun
+from tests.launcher import ROOT, mpirun, run_distributed_suite
 
 SWEEP = ("-m", "shmemar", "allreduce", "--backend", "emulated")
 
 
-def test_the_distributed_suite_passes(nranks: int, suites: DistributedSuites) -> None:
-    done = suites.result(nranks)
+def test_the_distributed_suite_passes(suite_nranks: int, request: pytest.FixtureRequest) -> None:
+    done = run_distributed_suite(suite_nranks, request.config.getoption("--random-calls"))
     assert done.returncode == 0, done.stdout[-20_000:]
     passed = re.findall(r"(\d+) passed", done.stdout)
-    assert len(passed) == nranks
+    assert len(passed) == suite_nranks
     assert min(map(int, passed)) > 100
 
 

@@ -166,7 +166,7 @@ class Bootstrap:
                     rank=self.rank,
                     missing=missing,
                 )
-            time.sleep(0 if waited_s < 0.01 else 0.0002)
+            time.sleep(0 if waited_s < 0.01 else 0.0002 if waited_s < 1 else 0.002)
 
     def raise_together(
         self, error: Exception | None, doing: str, timeout_s: float | None = None
@@ -183,6 +183,21 @@ class Bootstrap:
             raise
         self.raise_together(None, doing, timeout_s)
         return result
+
+    def from_first(self, action: Callable[[], T], doing: str, timeout_s: float | None = None) -> T:
+        """Run `action` on rank 0; return what it returned, or raise, on all ranks. Collective.
+
+        Its result has to be picklable.
+        """
+        try:
+            result = action() if self.rank == 0 else None
+        except Exception as error:
+            self.allgather((as_entry(error), None), doing, timeout_s)
+            raise
+        entries: list[tuple[ErrorEntry, Any]] = self.allgather((None, result), doing, timeout_s)
+        raise_any(None, [entry for entry, _ in entries])
+        first: T = entries[0][1]
+        return first
 
     def host(self) -> str:
         """Name of this process's host."""

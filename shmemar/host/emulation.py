@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shmemar.errors import BackendUnavailableError, DeviceError
 from shmemar.host.contract import Control
+from shmemar.host.cpu_code import generate, load
 from shmemar.host.interop import host_operand, no_stream
 from shmemar.host.multicast import MulticastFacts, why_no_multicast
 from shmemar.host.shared_memory import SharedMemory
@@ -28,6 +29,7 @@ from shmemar.host.symmetric import HostSymmetricArray, SymmetricArray
 from shmemar.host.user_kernels import compiled
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend
+from shmemar.user_spec import UserKernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +84,7 @@ class EmulatedRuntime:
 
     backend = Backend.EMULATED
     is_synchronous = True
+    shares_gpu = False
 
     def __init__(self, bootstrap: Bootstrap, compile_timeout_s: float) -> None:
         """Check that the ranks share memory.
@@ -118,23 +121,22 @@ class EmulatedRuntime:
         """Nothing is captured here."""
 
     def compile(self, spec: AnyKernelSpec, layout: AnyLayout, stream: int) -> CompiledKernel:
-        """Compile with njit. Collective: all ranks have compiled when it returns."""
+        """Compile: rank 0 for all, each rank its own user's. Collective: all can run it then."""
         key = spec, layout
         if key not in self._kernels:
-            kernel = _EmulatedKernel(
-                self._bootstrap.together(
-                    lambda: compiled(lambda: _compile(spec, layout), spec),
-                    f"compile {spec.name}",
-                    self._compile_timeout_s,
-                )
-            )
-            self._kernels[key] = kernel
+            doing, deadline_s = f"compile {spec.name}", self._compile_timeout_s
+            if isinstance(spec, UserKernelSpec):
+                run = self._bootstrap.together(lambda: _compile(spec), doing, deadline_s)
+            else:
+                code = self._bootstrap.from_first(lambda: generate(spec, layout), doing, deadline_s)
+                run = self._bootstrap.together(lambda: load(code), f"load {spec.name}")
+            self._kernels[key] = _EmulatedKernel(run)
         return self._kernels[key]
 
     def launch(self, kernel: Any, grid: Grid, arguments: Any, stream: int) -> None:
         """Run the kernel to its end."""
         try:
-            kernel.run(arguments.typed(), self._bootstrap.rank, grid.nthreads, grid.block_threads)
+            kernel.run(arguments, self._bootstrap.rank, grid.nthreads, grid.block_threads)
         except Exception as error:
             # Of a user's kernel, in the middle of an exchange: its epochs are lost.
             raise DeviceError(f"the kernel raised {type(error).__name__}: {error}.") from error
@@ -180,28 +182,22 @@ class EmulatedRuntime:
         """Nothing to keep: no kernel runs once `launch` has returned."""
 
 
-@cache
-def _compile(spec: AnyKernelSpec, layout: AnyLayout) -> Callable[..., None]:
+def _compile(spec: UserKernelSpec) -> Callable[..., None]:
     from numba import njit, types
 
     from shmemar.device import kernels, native
     from shmemar.device.registry import device
 
     native.install()
-    body = device(kernels.build(spec, layout))
+    body = device(kernels.build(spec, spec.buffer.layout))
 
     def entry(
-        arguments: kernels.AnyArguments,
-        rank: int,
-        nthreads: int,
-        block_threads: int,
+        arguments: kernels.UserArguments, rank: int, nthreads: int, block_threads: int
     ) -> None:
         for thread in range(nthreads):
             body(arguments, rank, thread, nthreads, block_threads)
 
+    # What it raises has to come out of it, which is beyond what C can call.
     signature = types.void(kernels.numba_type(spec), types.int64, types.int64, types.int64)
-    # Not cached on disk. numba numbers the functions of a process and names their symbols by that,
-    # so code from the cache can take the place of another kernel's, compiled here, that got the
-    # same number: with numba 0.68.1 a product came out as a sum.
-    compiled: Callable[..., None] = njit(signature, nogil=True)(entry)
-    return compiled
+    function = compiled(lambda: njit(signature, nogil=True)(entry), spec)
+    return lambda arguments, *where: function(arguments.typed(), *where)

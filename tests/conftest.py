@@ -34,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run each type and operator with each kernel and protocol; default: with one, in turn",
     )
     group.addoption(
+        "--in-turn",
+        action="store_true",
+        help="run tests/distributed with half of the variants of test_kernels and test_lines, of 1 "
+        "rank a quarter; which ones depends on the number of ranks",
+    )
+    group.addoption(
         "--backend",
         choices=["emulated", "nvshmem"],
         default="emulated",
@@ -48,8 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--protocol-seeds",
         type=int,
-        default=15,
-        help="schedules of each kernel in tests/protocol (default: 15)",
+        default=12,
+        help="schedules of each kernel in tests/protocol (default: 12)",
     )
     group.addoption(
         "--ranks",

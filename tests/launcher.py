@@ -64,7 +64,7 @@ def run_distributed_suite(nranks: int, ncalls: int) -> subprocess.CompletedProce
     suite = "-m", "pytest", "--distributed", f"--random-calls={ncalls}", "tests/distributed"
     return mpirun(
         nranks,
-        *(*suite, "-q", "-p", "no:cacheprovider", "--color=no", "--maxfail=3"),
+        *(*suite, "--in-turn", "-q", "-p", "no:cacheprovider", "--color=no", "--maxfail=3"),
         timeout_s=1200,
         # Half of the time goes into LLVM's optimisation, which tests/ptx and the main job have.
         variables={"SHMEMAR_TIMEOUT_S": "30", "NUMBA_OPT": "1"},

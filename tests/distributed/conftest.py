@@ -10,11 +10,30 @@ from mpi4py import MPI
 import shmemar
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.arrays import Arrays
-from shmemar.layout import LLLayout
+from shmemar.layout import DEFAULT_SCRATCH_NBYTES, LLLayout
 from shmemar.spec import Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --in-turn, leave out variants that take seconds to compile, by number of ranks."""
+    if not config.getoption("--in-turn"):
+        return
+    size = MPI.COMM_WORLD.size
+    turns = 4 if size == 1 else 2
+    variants: dict[str, int] = {}
+    left_out = []
+    for item in items:
+        if item.path.stem in ("test_kernels", "test_lines") and hasattr(item, "callspec"):
+            name = item.name.partition("[")[0]
+            turn = variants.setdefault(name, len(variants))
+            variants[name] += 1
+            if (turn + size) % turns:
+                left_out.append(item)
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +83,7 @@ def pinned(
         if key not in made:
             unit = KernelSpec(kernel, protocol, DTYPES["float32"], ReduceOp.SUM, world.size)
             one = LLLayout(world.size, 256, unit.nbuffers, unit.accumulators)
-            nbytes = one.nbytes if one_block else 2 << 20
+            nbytes = one.nbytes if one_block else DEFAULT_SCRATCH_NBYTES
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("SHMEMAR_KERNEL", kernel.value)
                 patch.setenv("SHMEMAR_PROTOCOL", protocol.value)

@@ -137,6 +137,7 @@ class Observer:
         of_gpu: Views that its stores carry to threads of its rank.
         of_sys: Views that they carry to all.
         patience: Old messages that it may still read before it must see the newest.
+        has_joined: Numbers (`id`) of views of messages that are part of its own by now.
     """
 
     def __init__(self, rank: int, base: View, patience: int) -> None:
@@ -149,6 +150,7 @@ class Observer:
         self.of_gpu: Released = ()
         self.of_sys: Released = ()
         self.patience = patience
+        self.has_joined: set[int] = set()
 
     def oldest(self, location: int) -> int:
         """Index of the oldest message that it may read."""

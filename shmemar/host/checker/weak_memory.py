@@ -120,9 +120,9 @@ class WeakMemory:
             who.view[location] = index
         message = messages[index]
         if acquires:
-            self._join(who, message.of_sys)
+            self._join_released(who, message.of_sys)
             if message.rank == who.rank:
-                self._join(who, message.of_gpu)
+                self._join_released(who, message.of_gpu)
         elif is_strong and (message.of_sys or (message.of_gpu and message.rank == who.rank)):
             who.unacquired.append(message)
         if message.packet is not None and not message.was_read:
@@ -327,18 +327,26 @@ class WeakMemory:
                 later.append(message)
         who.unacquired = later
         views.pop(id(who.base), None)
-        self._join(who, views.values())
+        self._join_released(who, views.values())
         released = who.base, dict(who.view)
         who.of_gpu = released
         if is_sys:
             who.of_sys = released
 
+    def _join_released(self, who: Observer, views: Iterable[View]) -> None:
+        """Join views that messages carry, which keep them, each of them once."""
+        new = [view for view in views if id(view) not in who.has_joined]
+        if new:
+            self._join(who, new)
+            who.has_joined.update(map(id, new))
+
     def _join(self, who: Observer, views: Iterable[View]) -> None:
         newer, base = who.view, who.base
+        newer_of, base_of = newer.get, base.get
         for view in views:
             for location, index in view.items():
-                own = newer.get(location)
-                if index > (base.get(location, 0) if own is None else own):
+                own = newer_of(location)
+                if index > (base_of(location, 0) if own is None else own):
                     newer[location] = index
 
     def meet(self, members: list[Observer]) -> None:

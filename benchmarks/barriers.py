@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks.timing import (
     Samples,
     as_result,
+    prepare,
     resident_blocks,
     time_graph,
     time_launches,
@@ -30,6 +31,7 @@ from shmemar.device.groups import all_in_block
 from shmemar.device.kernels import BUILDERS
 from shmemar.device.registry import device
 from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.host.kernel_set import name_of
 from shmemar.layout import BLOCK_THREADS, Grid
 from shmemar.spec import Backend, Kernel, KernelSpec, Protocol
 
@@ -92,8 +94,8 @@ def measure_barrier(comm: shmemar.Communicator, mode: str, samples: int, repeats
 
 def measure_share(comm: shmemar.Communicator, case: Case) -> Share:
     """Measure the pinned kernel, which has barriers, with and without them. Collective."""
-    spec = comm._spec(case.dtype, case.op)
-    layout = comm._scratch_for(spec).layout
+    prepared = prepare(comm, case)
+    spec, layout = prepared.spec, prepared.scratch.layout
     runtime: Any = comm._runtime
 
     def load() -> CudaKernel:
@@ -106,12 +108,12 @@ def measure_share(comm: shmemar.Communicator, case: Case) -> Share:
         with _without_barriers():
             alone = load()
     max_blocks = min(resident_blocks(comm, kernel) for kernel in (whole, alone))
-    samples = [time_loop(comm, spec, kernel, case, max_blocks) for kernel in (whole, alone)]
+    samples = [time_loop(comm, prepared, kernel, case, max_blocks) for kernel in (whole, alone)]
     medians = [float(np.median(each.microseconds)) for each in samples]
     everyone = comm.host_allgather((medians, samples[0].wrong))
     median_us, data_us = (max(entry[0][which] for entry in everyone) for which in (0, 1))
     return Share(
-        kernel=comm.kernel_for(case.dtype, case.op),
+        kernel=name_of(spec),
         nbytes=case.nbytes,
         blocks=samples[0].blocks or 0,
         median_us=median_us,
@@ -126,7 +128,7 @@ class _Epochs:
 
     def __init__(self, comm: shmemar.Communicator, spec: KernelSpec) -> None:
         self._comm = comm
-        self._words = comm._scratch_for(spec).epochs
+        self._words = comm._kernels.scratch_for(spec).epochs
         self._before = 0
 
     def read(self) -> int:
@@ -158,13 +160,14 @@ def _device(
     from shmemar.host.launch import load_kernel
 
     runtime: Any = comm._runtime
-    scratch = comm._scratch_for(spec)
+    prepared = comm._prepare(spec, 0)
+    scratch = prepared.scratch
     with runtime.active():
         kernel = load_kernel(
             spec, scratch.layout, rank=comm.rank, device=runtime._device, looped=True
         )
     nothing = Operand(0, 0, spec.dtype)
-    arguments = comm._arguments(spec, scratch, nothing, nothing).flat()
+    arguments = comm._arguments(prepared, nothing, nothing).flat()
     launch = kernel, Grid(1, BLOCK_THREADS), arguments, (0, 0, 0)
     return time_launches(comm, launch, samples, repeats, epochs)
 

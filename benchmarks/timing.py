@@ -37,6 +37,7 @@ from shmemar.host.exact import (
     largest_input,
     poison,
 )
+from shmemar.host.kernel_set import name_of
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     import shmemar
     from shmemar.dtypes import DType
+    from shmemar.host.kernel_set import Prepared
     from shmemar.host.launch import CudaKernel
     from shmemar.layout import AnyLayout, Grid
     from shmemar.spec import KernelSpec
@@ -58,6 +60,7 @@ __all__ = [
     "Samples",
     "as_result",
     "measure",
+    "prepare",
     "resident_blocks",
     "time_graph",
     "time_launches",
@@ -190,9 +193,7 @@ def measure(comm: shmemar.Communicator, mode: str, case: Case) -> Result:
     if reason:
         raise ArgumentError(f"mode {mode} is not possible: {reason}.")
     samples = {"device": _device, "graph": _graph, "eager": _eager}[mode](comm, case)
-    spec = comm._spec(case.dtype, case.op)
-    source = comm._runtime.operand("x", _inputs(comm, case, 0)[0], 0, writeable=False)
-    kernel = comm._runtime.compile(spec, comm._scratch_for(spec).layout, 0)
+    prepared = prepare(comm, case)
     return as_result(
         comm,
         samples,
@@ -201,11 +202,17 @@ def measure(comm: shmemar.Communicator, mode: str, case: Case) -> Result:
         count=case.count,
         dtype=case.dtype.name,
         op=case.op.value,
-        kernel=comm.kernel_for(case.dtype, case.op),
-        blocks=samples.blocks or comm._grid(spec, source, kernel).blocks,
+        kernel=name_of(prepared.spec),
+        blocks=samples.blocks or prepared.grid(case.nbytes).blocks,
         in_place=case.in_place,
         chained=case.chained,
     )
+
+
+def prepare(comm: shmemar.Communicator, case: Case) -> Prepared:
+    """Compile what serves a case. Collective when it is asked for first."""
+    choice = comm._kernels.choose(case.nbytes, case.dtype, case.op)
+    return comm._prepare(choice.spec, 0, choice.candidate.max_blocks)
 
 
 def as_result(comm: shmemar.Communicator, samples: Samples, **what: Any) -> Result:
@@ -380,8 +387,7 @@ def _graph(comm: shmemar.Communicator, case: Case) -> Samples:
         comm.allreduce(source, out=destination, op=case.op, stream=stream)
 
     samples = time_graph(comm, collective, case.samples, case.repeats, buffers)
-    spec = comm._spec(case.dtype, case.op)
-    kernel: Any = comm._runtime.compile(spec, comm._scratch_for(spec).layout, 0)
+    kernel: Any = prepare(comm, case).kernel
     return replace(samples, registers=kernel.registers)
 
 
@@ -444,11 +450,11 @@ def _looped_kernel(spec: KernelSpec, layout: AnyLayout, rank: int, device: Any) 
 
 
 def _device(comm: shmemar.Communicator, case: Case) -> Samples:
-    spec = comm._spec(case.dtype, case.op)
+    prepared = prepare(comm, case)
     runtime: Any = comm._runtime
     with runtime.active():
-        kernel = _looped_kernel(spec, comm._scratch_for(spec).layout, comm.rank, runtime._device)
-    return time_loop(comm, spec, kernel, case, resident_blocks(comm, kernel))
+        kernel = _looped_kernel(prepared.spec, prepared.scratch.layout, comm.rank, runtime._device)
+    return time_loop(comm, prepared, kernel, case, resident_blocks(comm, kernel))
 
 
 def resident_blocks(comm: shmemar.Communicator, kernel: CudaKernel) -> int:
@@ -459,7 +465,11 @@ def resident_blocks(comm: shmemar.Communicator, kernel: CudaKernel) -> int:
 
 
 def time_loop(
-    comm: shmemar.Communicator, spec: KernelSpec, kernel: CudaKernel, case: Case, max_blocks: int
+    comm: shmemar.Communicator,
+    prepared: Prepared,
+    kernel: CudaKernel,
+    case: Case,
+    max_blocks: int,
 ) -> Samples:
     """Time launches of a looped all-reduce kernel, of so many blocks at most. Collective."""
     runtime: Any = comm._runtime
@@ -467,8 +477,9 @@ def time_loop(
     buffers = _Buffers(comm, case)
     source = runtime.operand("x", buffers.source(0), 0, writeable=False)
     destination = runtime.operand("out", buffers.destination(0), 0, writeable=True)
-    arguments = comm._arguments(spec, comm._scratch_for(spec), source, destination).flat()
-    grid = comm._grid(spec, source, kernel)
+    arguments = comm._arguments(prepared, source, destination).flat()
+    most = comm._kernels.max_blocks(kernel, prepared.max_blocks)
+    grid = replace(prepared, max_blocks=most).grid(case.nbytes)
     strides = buffers.source_stride, buffers.destination_stride, buffers.nbuffers - 1
     launch = (kernel, grid, [*arguments], strides)
     return time_launches(comm, launch, case.samples, case.repeats, buffers)

@@ -45,13 +45,13 @@ class Config:
 
     Attributes:
         backend: ``SHMEMAR_BACKEND``: auto, nvshmem or emulated; an argument of ``init`` goes first.
-        kernel: ``SHMEMAR_KERNEL``: pins the algorithm.
+        kernel: ``SHMEMAR_KERNEL``: pins the algorithm, for all sizes.
         protocol: ``SHMEMAR_PROTOCOL``: pins the protocol; pull or push of kernels with barriers, ll
             or sentinel of the others.
         timeout_s: ``SHMEMAR_TIMEOUT_S``: deadline of a spin in seconds, 0 for none.
-        check: ``SHMEMAR_CHECK``: compare every call across ranks. multicast: ``SHMEMAR_MULTICAST``:
-        use NVLink multicast in kernels that have such a form, where
-            the machine has it and ``NVSHMEM_DISABLE_NVLS`` is not set.
+        check: ``SHMEMAR_CHECK``: compare every call across ranks.
+        multicast: ``SHMEMAR_MULTICAST``: use NVLink multicast in kernels that have such a form,
+            where the machine has it and ``NVSHMEM_DISABLE_NVLS`` is not set.
         max_blocks: ``SHMEMAR_MAX_BLOCKS``: cap on the blocks of a launch.
         scratch_nbytes: ``SHMEMAR_SCRATCH_NBYTES``: symmetric scratch per rank in bytes.
         two_shot_scratch_nbytes: ``SHMEMAR_TWO_SHOT_SCRATCH_NBYTES``: the same of two-shot kernels,
@@ -93,12 +93,6 @@ class Config:
             if text.strip():
                 values[variable.removeprefix(PREFIX).lower()] = parse(variable, text.strip())
         return cls(**values)
-
-    @property
-    def all_reduce(self) -> tuple[Kernel, Protocol]:
-        """Kernel and protocol of all-reduces: what is pinned, and defaults."""
-        kernel = self.kernel or Kernel.ONE_SHOT
-        return kernel, self.protocol or kernel.default_protocol
 
     def as_variables(self) -> dict[str, str]:
         """The configuration as variables and their text, for comparing and for logs."""

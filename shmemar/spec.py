@@ -54,8 +54,10 @@ class Determinism(Enum):
     """What a caller may rely on between two runs, as ``determinism=`` names it.
 
     ``run_to_run``: the same inputs give the same bits. ``bitwise``: also, an element's bits do not
-    depend on the size of the message, so one kernel serves all sizes. ``not_guaranteed``: kernels
-    whose order of summation varies are admitted too. Ranks always agree bit for bit.
+    depend on the size of the message, nor on the kernel that serves it: every kernel combines in
+    rank order and rounds alike, and those with sentinel packets, which send one NaN in the place of
+    another, are left out. ``not_guaranteed``: kernels whose order of summation varies are admitted
+    too. Ranks always agree bit for bit.
     """
 
     RUN_TO_RUN = "run_to_run"

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
-from contextlib import contextmanager
+import sys
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from shmemar import __version__
-from shmemar.config import COMPILE_TIMEOUT_S, Config
-from shmemar.device.kernels import KernelArguments, UserArguments
-from shmemar.dtypes import DTYPES, ReduceOp, as_reduce_op
-from shmemar.errors import (
-    ArgumentError,
-    ClosedError,
-    CollectiveTimeoutError,
-    DeviceError,
-    MismatchError,
-    ShmemarError,
-)
-from shmemar.host.bootstrap import as_entry, leave_without_finalize, raise_any
-from shmemar.host.failure import failure_from
-from shmemar.host.heap import SymmetricHeap
+from shmemar.device.kernels import UserArguments
+from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
+from shmemar.errors import ArgumentError, ShmemarError
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
-from shmemar.host.ranks import as_rank, group_ranks, list_groups
-from shmemar.host.scratch import Scratch, layout_for, make_scratch
+from shmemar.host.kernel_set import Explanation, name_of
+from shmemar.host.plan import AllreducePlan, Reduction
+from shmemar.host.ranks import as_rank
+from shmemar.host.scratch import make_scratch
+from shmemar.host.session import Launch, Session, peers_of
 from shmemar.host.symmetric import SymmetricArray, check_shape
 from shmemar.host.user_kernels import (
     LLScratch,
@@ -42,36 +30,21 @@ from shmemar.host.user_kernels import (
     type_of,
     view_of,
 )
-from shmemar.layout import (
-    BLOCK_THREADS,
-    MAX_LAUNCH_PACKETS,
-    WORD_NBYTES,
-    BarrierLayout,
-    Grid,
-    barrier_grid,
-    grid_for,
-)
-from shmemar.spec import Backend, Determinism, Kernel, KernelSpec, Protocol, why_impossible
+from shmemar.layout import BLOCK_THREADS, WORD_NBYTES, Grid
+from shmemar.spec import Backend, Kernel, KernelSpec, Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import TracebackType
+    from collections.abc import Callable
 
-    from shmemar.device.kernels import AnyArguments
     from shmemar.dtypes import DType
-    from shmemar.host.bootstrap import Bootstrap
-    from shmemar.host.contract import CompiledKernel, Runtime
-    from shmemar.user_spec import AnyKernelSpec
 
 __all__ = ["Communicator"]
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Communicator:
+class Communicator(Session):
     """Collectives of a fixed set of ranks. Made by :func:`shmemar.init`.
 
     Calls of communicators that share a GPU must not run at the same time, unless their blocks fit
@@ -84,58 +57,8 @@ class Communicator:
     communicator is abandoned without a word to the other ranks, because they may be waiting
     elsewhere; their next collective ends at its deadline.
 
-    Attributes:
-        rank: The own rank.
-        size: Number of ranks.
-        backend: Where kernels run.
-        determinism: What it was made with. Of the kernels of this version ``ll128_atomic`` needs
-            ``not_guaranteed``; the others fulfil all of them.
-        lines: What is known of lines of 128 bytes here (:mod:`shmemar.host.litmus`); empty where
-            nothing asked for it.
-        multicast: Whether kernels use NVLink multicast, and why not; empty where
-            ``SHMEMAR_MULTICAST`` does not ask for it.
+    Attributes: those of :class:`shmemar.host.session.Session`.
     """
-
-    def __init__(
-        self,
-        bootstrap: Bootstrap,
-        config: Config,
-        determinism: Determinism,
-        make_runtime: Callable[[float], Runtime],
-    ) -> None:
-        """Use :func:`shmemar.init`."""
-        self.rank = bootstrap.rank
-        self.size = bootstrap.size
-        self.determinism = determinism
-        self.lines = ""
-        self.multicast = ""
-        self._bootstrap = bootstrap
-        self._config = config
-        self._runtime = make_runtime(
-            max(config.timeout_s, COMPILE_TIMEOUT_S) if config.timeout_s else 0.0
-        )
-        self.backend = self._runtime.backend
-        self._heap = SymmetricHeap(self._runtime, bootstrap)
-        self._timeout_ns = math.ceil(config.timeout_s * 1e9)  # 0 is for ever, so never round to it
-        self._failure: CollectiveTimeoutError | DeviceError | None = None
-        self._is_closed = True  # until it is whole
-        self._ncalls = 0
-        self._user_scratches: list[LLScratch] = []
-        self._symmetric: list[SymmetricArray] = []
-        try:
-            self._scratches: dict[tuple[Kernel, Protocol, bool], Scratch] = {}
-            self._may_multicast = config.multicast and self._look_for_multicast()
-            # What the first call is most likely to use, so that a lack of room is said here.
-            self._scratch_for(self._spec(DTYPES["float32"], ReduceOp.SUM))
-            self._control = bootstrap.together(
-                self._runtime.allocate_control, "allocate the failure record"
-            )
-        except Exception:
-            self._heap.abandon()
-            self._runtime.close()
-            raise
-        self._is_closed = False
-        self._say_once()
 
     def allreduce(
         self,
@@ -172,8 +95,8 @@ class Communicator:
                 complex types, and no ``avg`` for integers.
             stream: A stream of CuPy, torch, numba or cuda.core, or its handle; by default the
                 current one of the library that `x` is of. Calls on different streams run one after
-                the other. It may be captured into a CUDA graph once the same dtype and op were
-                called before; replays are for the caller to order against other calls. Emulated,
+                the other. It may be captured into a CUDA graph once its kernel was used before, or
+                behind `prepare`; replays are for the caller to order against other calls. Emulated,
                 it must be None.
 
         Returns:
@@ -195,6 +118,70 @@ class Communicator:
         self._require_usable()
         with self._runtime.active():
             return self._allreduce(x, out, op, stream)
+
+    def plan_allreduce(
+        self, x: Any, out: Any = None, *, op: str | ReduceOp = "sum"
+    ) -> AllreducePlan:
+        """Check and decide an all-reduce once, for calls that do nothing but launch it.
+
+        Collective, as its calls are. Its kernel is compiled here, so that the first call may be
+        captured into a CUDA graph.
+
+        Args:
+            x: As of `allreduce`.
+            out: As of `allreduce`; a new array by default, the same for all calls.
+            op: As of `allreduce`.
+
+        Returns:
+            The plan; call it, with `stream=` or without.
+
+        Raises:
+            The same as `allreduce`.
+
+        Example::
+
+            plan = comm.plan_allreduce(x, y)
+            for step in range(1000):
+                update(x)
+                plan()
+        """
+        self._require_usable()
+        with self._runtime.active():
+            return self._plan(x, out, op)
+
+    def prepare(
+        self, *, dtype: str = "float32", op: str | ReduceOp = "sum", nbytes: int | None = None
+    ) -> None:
+        """Compile what all-reduces of a type may use, and allocate its scratch, ahead of them.
+
+        Collective. Calls behind it, of sizes up to `nbytes`, may be captured into a CUDA graph at
+        once, and none of them takes seconds.
+
+        Args:
+            dtype: Name of the element type.
+            op: As of `allreduce`.
+            nbytes: The largest message in bytes; any by default, which takes the most memory.
+
+        Raises:
+            ArgumentTypeError, ArgumentError: As of `explain`.
+            BackendUnavailableError, ClosedError, MismatchError, CollectiveTimeoutError,
+            DeviceError: As of `allreduce`.
+        """
+        self._require_usable()
+
+        def check() -> tuple[DType, ReduceOp, int]:
+            found = as_dtype(dtype)
+            most = sys.maxsize if nbytes is None else _as_nbytes(nbytes, found)
+            return found, as_reduce_op(op, found), most
+
+        with self._runtime.active():
+            wanted = self._agree(
+                "prepare",
+                check,
+                lambda made: {"dtype": made[0].name, "op": made[1].value, "nbytes": made[2]},
+            )
+            for choice in self._kernels.choices(*wanted):
+                self._prepare(choice.spec, 0, choice.candidate.max_blocks)
 
     def broadcast(self, x: Any, *, root: int = 0, stream: Any = None) -> Any:
         """Copy an array of one rank to all others; every bit arrives as it was.
@@ -259,49 +246,76 @@ class Communicator:
             self._barrier(stream)
 
     def _allreduce(self, x: Any, out: Any, op: str | ReduceOp, stream: Any) -> Any:
-        self._ncalls += 1
-        error: ShmemarError | None = None
-        try:
-            on_host = self._is_on_host(x)
-            take = _take_on_host if on_host else self._runtime.operand
-            handle = no_stream(stream) if on_host else self._runtime.stream(stream, x)
-            source = take("x", x, handle, writeable=False)
-            if out is None:
-                out = np.empty_like(x) if on_host else self._runtime.empty_like(x, handle)
-            destination = take("out", out, handle, writeable=True)
-            check_pair(source, destination)
-            reduce_op = as_reduce_op(op, source.dtype)
-            spec = None if on_host else self._spec(source.dtype, reduce_op)
-        except ShmemarError as caught:
-            error = caught
-        if self._config.check:
-            call = {} if error else _call_of(source, on_host=on_host, op=reduce_op.value)
-            self._compare_calls("allreduce", call, error)
-        elif error is not None:
-            raise error
-        if on_host:
-            with self._breaks_on_timeout():
-                self._bootstrap.allreduce_host(x, out, reduce_op.value)
-        elif spec and source.count:
-            self._launch(spec, source, destination, handle)
-        return out
+        handle, wanted = self._agree(
+            "allreduce", lambda: self._reduction(x, out, op, stream), lambda made: made[1].call
+        )
+        if wanted.on_host:
+            self._reduce_on_host(x, wanted)
+        elif wanted.choice is not None:
+            choice = wanted.choice
+            prepared = self._prepare(choice.spec, handle, choice.candidate.max_blocks)
+            self._launch(self._launches(prepared, wanted.source, wanted.destination), handle)
+        return wanted.out
+
+    def _reduction(
+        self, x: Any, out: Any, op: str | ReduceOp, stream: Any
+    ) -> tuple[int, Reduction]:
+        on_host = self._is_on_host(x)
+        take = _take_on_host if on_host else self._runtime.operand
+        handle = no_stream(stream) if on_host else self._runtime.stream(stream, x)
+        source = take("x", x, handle, writeable=False)
+        if out is None:
+            out = np.empty_like(x) if on_host else self._runtime.empty_like(x, handle)
+        destination = take("out", out, handle, writeable=True)
+        check_pair(source, destination)
+        reduce_op = as_reduce_op(op, source.dtype)
+        choice = None
+        if source.count and not on_host:
+            choice = self._kernels.choose(source.nbytes, source.dtype, reduce_op)
+        return handle, Reduction(out, reduce_op, source, destination, on_host, choice)
+
+    def _reduce_on_host(self, x: Any, wanted: Reduction) -> None:
+        with self._breaks_on_timeout():
+            self._bootstrap.allreduce_host(x, wanted.out, wanted.op.value)
+
+    def _plan(self, x: Any, out: Any, op: str | ReduceOp) -> AllreducePlan:
+        handle, wanted = self._agree(
+            "plan_allreduce", lambda: self._reduction(x, out, op, None), lambda made: made[1].call
+        )
+        choice, launches = wanted.choice, []
+        name = "mpi" if wanted.on_host else "none"
+        if choice is not None:
+            prepared = self._prepare(choice.spec, handle, choice.candidate.max_blocks)
+            launches = list(self._launches(prepared, wanted.source, wanted.destination))
+            name = name_of(prepared.spec)
+        number = self._ncalls
+        stream_of = no_stream if wanted.on_host else lambda given: self._runtime.stream(given, x)
+
+        def run(stream: Any) -> None:
+            self._require_usable()
+            with self._runtime.active():
+                handle = self._agree(
+                    "a plan's call", lambda: stream_of(stream), lambda _: {"plan": number}
+                )
+                if wanted.on_host:
+                    self._reduce_on_host(x, wanted)
+                elif launches:
+                    self._launch(launches, handle)
+
+        return AllreducePlan(x, wanted.out, name, len(launches), run)
 
     def _broadcast(self, x: Any, root: int, stream: Any) -> Any:
-        self._ncalls += 1
-        error: ShmemarError | None = None
-        try:
-            on_host = self._is_on_host(x)
+        on_host = self._is_on_host(x)
+
+        def check() -> tuple[int, Operand, int]:
             take = _take_on_host if on_host else self._runtime.operand
             handle = no_stream(stream) if on_host else self._runtime.stream(stream, x)
             operand = take("x", x, handle, writeable=True)
-            root = as_rank("root", root, self.size)
-        except ShmemarError as caught:
-            error = caught
-        if self._config.check:
-            call = {} if error else _call_of(operand, on_host=on_host, root=root)
-            self._compare_calls("broadcast", call, error)
-        elif error is not None:
-            raise error
+            return handle, operand, as_rank("root", root, self.size)
+
+        handle, operand, root = self._agree(
+            "broadcast", check, lambda made: made[1].call(on_host=on_host, root=made[2])
+        )
         if on_host:
             with self._breaks_on_timeout():
                 self._bootstrap.broadcast_host(x, root)
@@ -309,27 +323,17 @@ class Communicator:
             # Bits are moved, whatever they mean, so one kernel serves all types of a width.
             operand = operand.as_components(_MOVED[operand.dtype.component_nbytes])
             spec = KernelSpec(Kernel.BROADCAST, Protocol.LL, operand.dtype, ReduceOp.SUM, self.size)
-            self._launch(spec, operand, operand, handle, root)
+            prepared = self._prepare(spec, handle)
+            self._launch(self._launches(prepared, operand, operand, root), handle)
         return x
 
     def _barrier(self, stream: Any) -> None:
-        self._ncalls += 1
-        error: ShmemarError | None = None
-        try:
-            handle = self._runtime.stream(stream, None)
-        except ShmemarError as caught:
-            error = caught
-        if self._config.check:
-            self._compare_calls("barrier", {}, error)
-        elif error is not None:
-            raise error
+        handle = self._agree("barrier", lambda: self._runtime.stream(stream, None), lambda _: {})
         nothing = Operand(0, 0, DTYPES["uint32"])
         spec = KernelSpec(Kernel.BARRIER, Protocol.PUSH, nothing.dtype, ReduceOp.SUM, self.size)
-        spec, kernel, scratch = self._prepare(self._with_multicast(spec), handle)
-        arguments = self._arguments(spec, scratch, nothing, nothing)
-        self._enqueue(spec, kernel, Grid(1, BLOCK_THREADS), arguments, handle)
-        if self._runtime.is_synchronous:
-            self._require_usable()
+        prepared = self._prepare(self._kernels.with_multicast(spec), handle)
+        arguments = self._arguments(prepared, nothing, nothing)
+        self._launch([Launch(prepared, Grid(1, BLOCK_THREADS), arguments)], handle)
 
     def ll_buffer(
         self, dtype: Any, *, threads: int, slots: int = 1, protocol: str | Protocol = "ll"
@@ -364,7 +368,7 @@ class Communicator:
                 threads=threads,
                 slots=slots,
                 protocol=protocol,
-                multicast=self._may_multicast,
+                multicast=self._kernels.terms.multicast,
             )
         except ShmemarError as error:
             self._compare_calls("ll_buffer", {}, error)
@@ -425,23 +429,19 @@ class Communicator:
         threads: int | None,
         stream: Any,
     ) -> None:
-        self._ncalls += 1
-        error: ShmemarError | None = None
-        try:
+        def check() -> tuple[int, list[Taken], UserKernelSpec]:
             check_kernel(kernel, buffer, self._user_scratches)
             grid_of(threads, buffer.spec, None)
             # Of symmetric arrays alone CuPy or torch would be asked, which a given stream spares.
             of_library = first_array(arguments) if stream is None else None
             handle = self._runtime.stream(stream, of_library)
             taken = [self._take(f"arguments[{i}]", a, handle) for i, a in enumerate(arguments)]
-            spec = UserKernelSpec(kernel, buffer.spec, tuple(map(type_of, taken)))
-        except ShmemarError as caught:
-            error = caught
-        if self._config.check:
-            call = {} if error else self._launch_of(spec, buffer, threads)
-            self._compare_calls("launch", call, error)
-        elif error is not None:
-            raise error
+            types = tuple(map(type_of, taken))
+            return handle, taken, UserKernelSpec(kernel, buffer.spec, types)
+
+        handle, taken, spec = self._agree(
+            "launch", check, lambda made: self._launch_of(made[2], buffer, threads)
+        )
         layout = buffer.spec.layout
         with self._breaks_on_timeout():
             loaded = self._runtime.compile(spec, layout, handle)
@@ -452,9 +452,9 @@ class Communicator:
         self._enqueue(
             spec,
             loaded,
-            grid_of(threads, buffer.spec, self._max_blocks(loaded)),
+            grid_of(threads, buffer.spec, self._kernels.max_blocks(loaded)),
             UserArguments(
-                _peers(buffer.scratch, multicast=buffer.spec.multicast),
+                peers_of(buffer.scratch, multicast=buffer.spec.multicast),
                 buffer.scratch.epochs.addresses[0],
                 self._control.broken,
                 self._control.record,
@@ -526,332 +526,77 @@ class Communicator:
     def _is_on_host(self, x: Any) -> bool:
         return self.backend is not Backend.EMULATED and isinstance(x, np.ndarray)
 
-    def kernel_for(self, dtype: DType, op: ReduceOp) -> str:
-        """Name the kernel and protocol that serve `dtype` and `op`, such as ``one_shot/ll``."""
-        spec = self._spec(dtype, op)
-        return f"{spec.kernel.value}/{spec.protocol.value}" + "/multicast" * spec.multicast
+    def explain(
+        self, *, nbytes: int, dtype: str = "float32", op: str | ReduceOp = "sum"
+    ) -> Explanation:
+        """Say which kernel serves an all-reduce of some size, with which grid, and why no other.
 
-    def describe(self) -> dict[str, str]:
-        """Say what it runs on: backend, ranks, and the machine and versions behind them."""
-        return {
-            "shmemar": __version__,
-            "ranks": str(self.size),
-            "backend": self.backend.value,
-            **self._runtime.describe(),
-            **({"LL128 lines": self.lines} if self.lines else {}),
-            **({"multicast": self.multicast} if self.multicast else {}),
-        }
+        Local; all ranks get the same.
 
-    def host_allgather(self, item: T) -> list[T]:
-        """Gather a picklable object of every rank through the host, in rank order. Collective.
-
-        For set-up and reports; it takes as long as MPI takes.
-
-        Raises:
-            CollectiveTimeoutError: A rank did not come within the deadline.
-            ClosedError: The communicator was closed.
-        """
-        self._require_usable()
-        with self._breaks_on_timeout():
-            return self._bootstrap.allgather(item, "gather on the host")
-
-    def host_barrier(self) -> None:
-        """Wait on the host for every rank. Collective; raises as `host_allgather` does."""
-        self.host_allgather(None)
-
-    def check(self) -> None:
-        """Raise what went wrong on the device since the communicator was made, if anything did.
-
-        Local: a rank may call it alone.
-
-        Raises:
-            CollectiveTimeoutError: A spin passed its deadline on this rank.
-            ClosedError: The communicator was closed.
-        """
-        self._require_usable()
-
-    def close(self) -> None:
-        """Free the symmetric memory. Collective; a second call does nothing.
-
-        Destroy CUDA graphs that hold calls of the communicator before: they would use memory that
-        is no longer its own.
-
-        When a peer is known to be missing, or MPI has ended, what is collective is left out.
-        """
-        if self._is_closed:
-            return
-        if self._failure is not None or not self._bootstrap.is_alive:
-            self._abandon()
-            return
-        with self._runtime.active():
-            self._close()
-
-    def _close(self) -> None:
-        try:
-            # Peers may store here until their kernels, and so ours, have ended.
-            self._runtime.synchronize()
-            self._require_usable()
-            with self._breaks_on_timeout():
-                self._bootstrap.allgather(None, "close the communicator")
-        except (CollectiveTimeoutError, DeviceError) as error:
-            if self._failure is None:
-                self._break(error)
-            self._abandon()
-            raise
-        self._is_closed = True
-        self._let_go_of_arrays()
-        self._heap.close()
-        for scratch in self._all_scratches():
-            scratch.epochs.free()
-        self._control.free()
-        self._runtime.close()
-        self._bootstrap.free()
-
-    def __enter__(self) -> Self:
-        """Return the communicator itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the communicator, or abandon it when the body raised."""
-        if error is None:
-            self.close()
-        else:
-            self._abandon()
-
-    def __del__(self) -> None:
-        """Warn when the communicator was not closed: freeing is collective, so not done here."""
-        if not getattr(self, "_is_closed", True):
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
-
-    def __repr__(self) -> str:
-        """Rank, size, backend and state."""
-        state = " closed" if self._is_closed else " broken" if self._failure else ""
-        return (
-            f"<shmemar.Communicator rank {self.rank} of {self.size}, {self.backend.value}{state}>"
-        )
-
-    def _look_for_multicast(self) -> bool:
-        """Ask whether it can be used, and say so in `describe`. Collective."""
-        why = self._runtime.why_no_multicast()
-        self.multicast = "used where a kernel has it" if why is None else f"not used: {why}"
-        if why is not None and self.rank == 0:
-            logger.warning("SHMEMAR_MULTICAST is 1, and multicast is not used: %s", why)
-        return why is None
-
-    def _spec(self, dtype: DType, op: ReduceOp) -> KernelSpec:
-        return self._with_multicast(KernelSpec(*self._config.all_reduce, dtype, op, self.size))
-
-    def _with_multicast(self, spec: KernelSpec) -> KernelSpec:
-        """The multicast form of a kernel, where it may be used; else the kernel itself."""
-        found = _multicast_form(spec) if self._may_multicast else None
-        if found is None:
-            return spec
-        may_vary = self.determinism is Determinism.NOT_GUARANTEED
-        return found if found.is_deterministic or may_vary else spec
-
-    def _prepare(self, spec: KernelSpec, stream: int) -> tuple[KernelSpec, CompiledKernel, Scratch]:
-        """Compile a kernel and allocate its scratch. Collective when it is asked for first.
+        Args:
+            nbytes: Bytes of the message: whole elements, one at least.
+            dtype: Name of the element type.
+            op: As of `allreduce`.
 
         Returns:
-            The kernel, without multicast where its region turned out to have no multicast address;
-            what it was compiled to; its scratch.
+            What it chose, field by field; print it to read it.
+
+        Raises:
+            ArgumentTypeError: `dtype` is not supported.
+            ArgumentError: `nbytes` or `op`, or what is pinned does not serve them.
         """
-        with self._breaks_on_timeout():
-            if self._scratch_key(spec) not in self._scratches:
-                self._runtime.refuse_capture(spec.name, stream)
-            if spec.multicast and not self._scratch_for(spec).region.window:
-                return self._prepare(replace(spec, multicast=False), stream)
-            kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream)
-            return spec, kernel, self._scratch_for(spec)
+        found = as_dtype(dtype)
+        reduce_op = as_reduce_op(op, found)
+        return self._kernels.explain(_as_nbytes(nbytes, found), found, reduce_op)
 
-    def _launch(
-        self,
-        spec: KernelSpec,
-        source: Operand,
-        destination: Operand,
-        stream: int,
-        root: int = 0,
-    ) -> None:
-        spec, kernel, scratch = self._prepare(spec, stream)
-        longest = MAX_LAUNCH_PACKETS * spec.payload_nbytes // source.dtype.itemsize
-        for start in range(0, source.count, longest):
-            part = source.part(start, longest)
-            target = destination.part(start, longest)
-            arguments = self._arguments(spec, scratch, part, target, root)
-            grid = self._grid(spec, part, kernel)
-            self._enqueue(spec, kernel, grid, arguments, stream)
-        if self._runtime.is_synchronous:
-            self._require_usable()
+    def supports(self, x: Any, *, out: Any = None, op: str | ReduceOp = "sum") -> tuple[bool, str]:
+        """Ask whether `allreduce` takes arguments, without a call of it.
 
-    def _enqueue(
-        self,
-        spec: AnyKernelSpec,
-        kernel: CompiledKernel,
-        grid: Grid,
-        arguments: AnyArguments,
-        stream: int,
-    ) -> None:
-        try:
-            self._runtime.launch(kernel, grid, arguments, stream)
-        except DeviceError as error:
-            # The peers' kernels may be waiting for this one already.
-            text = f"rank {self.rank} could not launch {spec.name}: {error} Close it."
-            self._break(DeviceError(text))
-            raise self._failure_again() from error
+        Local; nothing is allocated or launched.
 
-    @staticmethod
-    def _scratch_key(spec: KernelSpec) -> tuple[Kernel, Protocol, bool]:
-        # A broadcast is an exchange of the one-shot's slots, so they share a region and epochs.
-        owner = Kernel.ONE_SHOT if spec.kernel is Kernel.BROADCAST else spec.kernel
-        return owner, spec.protocol, spec.multicast
+        Args:
+            x: As of `allreduce`.
+            out: As of `allreduce`.
+            op: As of `allreduce`.
 
-    def _scratch_for(self, spec: KernelSpec) -> Scratch:
-        """Return the scratch of a kernel and protocol. Collective when it is asked for first."""
-        key = self._scratch_key(spec)
-        if key not in self._scratches:
-            self._scratches[key] = make_scratch(
-                layout_for(spec, self._config),
-                spec.protocol,
-                self._bootstrap,
-                self._heap,
-                self._runtime,
-            )
-        return self._scratches[key]
+        Returns:
+            Whether it does, and what would serve them, or why it does not.
 
-    def _all_scratches(self) -> list[Scratch]:
-        return [*self._scratches.values(), *(each.scratch for each in self._user_scratches)]
-
-    def _grid(self, spec: KernelSpec, source: Operand, kernel: CompiledKernel) -> Grid:
-        ngroups, layout = spec.group_count(source.nbytes), layout_for(spec, self._config)
-        max_blocks = self._max_blocks(kernel)
-        if isinstance(layout, BarrierLayout):
-            return barrier_grid(ngroups, layout, max_blocks=max_blocks)
-        return grid_for(
-            ngroups,
-            layout,
-            packets_per_thread=spec.packets_per_thread,
-            lanes=spec.lanes,
-            max_blocks=max_blocks,
-        )
-
-    def _max_blocks(self, kernel: CompiledKernel) -> int | None:
-        caps = [cap for cap in (self._config.max_blocks, kernel.max_blocks) if cap is not None]
-        return min(caps, default=None)
-
-    def _arguments(
-        self,
-        spec: KernelSpec,
-        scratch: Scratch,
-        source: Operand,
-        destination: Operand,
-        root: int = 0,
-    ) -> KernelArguments:
-        return KernelArguments.of_message(
-            spec,
-            source.address,
-            destination.address,
-            source.count,
-            root=root,
-            peers=_peers(scratch, multicast=spec.multicast),
-            epochs=scratch.epochs.addresses[0],
-            broken=self._control.broken,
-            record=self._control.record,
-            timeout_ns=self._timeout_ns,
-        )
-
-    def _require_usable(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the communicator was closed; make a new one with shmemar.init.")
-        if not self._bootstrap.is_alive:
-            raise ClosedError("MPI has ended; use the communicator before MPI.Finalize.")
-        if self._failure is None:
-            failure = failure_from(self._control.read, self._config.timeout_s)
-            if failure is not None:
-                self._break(failure)
-        if self._failure is not None:
-            raise self._failure_again()
-
-    def _failure_again(self) -> ShmemarError:
-        """Make a new one each time: a traceback would keep every caller's frame alive."""
-        failure = self._failure
-        if isinstance(failure, CollectiveTimeoutError):
-            return CollectiveTimeoutError(str(failure), rank=failure.rank, missing=failure.missing)
-        return DeviceError(str(failure))
-
-    def _abandon(self) -> None:
-        self._is_closed = True
-        self._let_go_of_arrays()
-        self._heap.abandon()
-        epochs = [scratch.epochs for scratch in self._all_scratches()]
-        self._runtime.abandon(*epochs, self._control)
-
-    def _let_go_of_arrays(self) -> None:
-        for array in self._symmetric:
-            array.close()
-
-    def _compare_calls(self, name: str, call: dict[str, Any], error: ShmemarError | None) -> None:
-        with self._breaks_on_timeout():
-            gathered = self._bootstrap.allgather((as_entry(error), call), name)
-        raise_any(error, [entry for entry, _ in gathered])
-        for field in call:
-            by_value = group_ranks(theirs[field] for _, theirs in gathered)
-            if len(by_value) > 1:
-                raise MismatchError(
-                    f"{field} differs between ranks in {name}, call {self._ncalls}: "
-                    f"{list_groups(by_value)}. Every rank must make the same call."
-                )
-
-    @contextmanager
-    def _breaks_on_timeout(self) -> Iterator[None]:
-        try:
-            yield
-        except CollectiveTimeoutError as failure:
-            self._break(failure)
-            raise
-        except (KeyboardInterrupt, SystemExit):
-            text = f"rank {self.rank} was interrupted in the middle of a collective; close it."
-            self._break(CollectiveTimeoutError(text, rank=self.rank, missing=()))
-            raise
-
-    def _break(self, failure: CollectiveTimeoutError | DeviceError) -> None:
-        self._failure = failure
-        leave_without_finalize()
-
-    def _say_once(self) -> None:
-        if self.rank == 0:
-            logger.info(
-                "%s backend, %d ranks, %d bytes of scratch, %s",
-                self.backend.value,
-                self.size,
-                self._heap.nbytes,
-                self.determinism.value,
-            )
+        Raises:
+            ClosedError, CollectiveTimeoutError, DeviceError: The communicator can't be used.
+        """
+        self._require_usable()
+        with self._runtime.active():
+            try:
+                on_host = self._is_on_host(x)
+                take = _take_on_host if on_host else self._runtime.operand
+                handle = no_stream(None) if on_host else self._runtime.stream(None, x)
+                source = take("x", x, handle, writeable=False)
+                if out is not None:
+                    check_pair(source, take("out", out, handle, writeable=True))
+                reduce_op = as_reduce_op(op, source.dtype)
+                if on_host:
+                    return True, "MPI's all-reduce"
+                if not source.count:
+                    return True, "nothing to do"
+                choice = self._kernels.choose(source.nbytes, source.dtype, reduce_op)
+            except ShmemarError as error:
+                return False, str(error)
+        return True, name_of(choice.spec)
 
 
 _MOVED = {1: DTYPES["uint8"], 2: DTYPES["float16"], 4: DTYPES["uint32"], 8: DTYPES["uint64"]}
 """A type of each width, which a broadcast moves instead of the array's own."""
 
 
-def _peers(scratch: Scratch, *, multicast: bool) -> tuple[int, ...]:
-    """Addresses of the region on all ranks, and behind them the multicast one of who uses it."""
-    region = scratch.region
-    return (*region.addresses, region.window) if multicast else region.addresses
-
-
-@cache
-def _multicast_form(spec: KernelSpec) -> KernelSpec | None:
-    what = spec.kernel, spec.protocol, spec.dtype, spec.op, spec.nranks
-    return None if why_impossible(*what, multicast=True) else replace(spec, multicast=True)
-
-
-def _call_of(operand: Operand, *, on_host: bool, **others: Any) -> dict[str, Any]:
-    where = "host" if on_host else "device"
-    return {"count": operand.count, "dtype": operand.dtype.name, "memory": where, **others}
+def _as_nbytes(nbytes: Any, dtype: DType) -> int:
+    whole = isinstance(nbytes, int | np.integer) and not isinstance(nbytes, bool)
+    if not whole or nbytes < 1 or nbytes % dtype.itemsize:
+        raise ArgumentError(
+            f"nbytes is {nbytes!r}; expected a multiple of {dtype.itemsize}, the bytes of a "
+            f"{dtype.name}, of 1 or more elements."
+        )
+    return int(nbytes)
 
 
 def _take_on_host(name: str, array: Any, _stream: int, *, writeable: bool) -> Operand:

@@ -79,6 +79,10 @@ class Runtime(Protocol):
     def is_synchronous(self) -> bool:
         """True when `launch` returns after the kernel has ended."""
 
+    @property
+    def shares_gpu(self) -> bool:
+        """True where ranks of the job run on the same GPU."""
+
     def allocate_symmetric(self, nbytes: int, word: int, zeroed_nbytes: int = 0) -> Memory:
         """Allocate memory on every rank, reachable by all. Collective.
 

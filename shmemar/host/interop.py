@@ -44,6 +44,11 @@ class Operand:
         """Bytes of the array."""
         return self.count * self.dtype.itemsize
 
+    def call(self, *, on_host: bool, **others: Any) -> dict[str, Any]:
+        """What of a call with this array has to be the same on all ranks."""
+        where = "host" if on_host else "device"
+        return {"count": self.count, "dtype": self.dtype.name, "memory": where, **others}
+
     def as_components(self, dtype: DType) -> Operand:
         """The same memory as components of a type of their width."""
         return Operand(self.address, self.count * self.dtype.components, dtype)

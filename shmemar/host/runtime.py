@@ -256,6 +256,11 @@ class NvshmemRuntime:
     backend = Backend.NVSHMEM
     is_synchronous = False
 
+    @property
+    def shares_gpu(self) -> bool:
+        """True where ranks of the job run on the same GPU."""
+        return self._job.ranks_per_gpu > 1
+
     def __init__(
         self,
         bootstrap: Bootstrap,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,13 +21,15 @@ from shmemar.errors import (
 )
 from shmemar.host.bootstrap import Bootstrap
 from shmemar.host.communicator import Communicator
+from shmemar.host.default_tables import default_table
 from shmemar.host.emulation import EmulatedRuntime
 from shmemar.host.litmus import lines_verdict
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
 from shmemar.host.scratch import layout_for
+from shmemar.host.selector import Terms, select
 from shmemar.layout import LL_BUFFERS, LLLayout
-from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel, KernelSpec
+from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -100,7 +103,7 @@ def init(
         bootstrap.raise_together(error, "read the configuration")
         _compare(config, chosen, bootstrap)
         _check_pins(config)
-        _check_size(bootstrap.size, config)
+        _check_size(bootstrap.size, config, chosen)
         made = _communicator(bootstrap, config, chosen, device)
     except CollectiveTimeoutError:
         raise  # the duplicate can't be freed without the missing ranks
@@ -199,31 +202,33 @@ def _configure(
 
 
 def _check_pins(config: Config) -> None:
-    kernel, protocol = config.all_reduce
-    if protocol not in kernel.protocols:
-        pinned = kernel.value if config.kernel else f"not set, so {kernel.value}"
+    kernel, protocol = config.kernel, config.protocol
+    if kernel and protocol and protocol not in kernel.protocols:
         expected = " or ".join(each.value for each in kernel.protocols)
         others = [each.value for each in Kernel if each.reduces and protocol in each.protocols]
         raise ConfigurationError(
-            f"SHMEMAR_PROTOCOL is {protocol.value!r}, and SHMEMAR_KERNEL {pinned}; expected "
+            f"SHMEMAR_PROTOCOL is {protocol.value!r}, and SHMEMAR_KERNEL {kernel.value}; expected "
             f"protocol {expected}, or kernel {' or '.join(others)}. Correct or unset one of them."
         )
 
 
-def _check_size(nranks: int, config: Config) -> None:
+def _check_size(nranks: int, config: Config, determinism: Determinism) -> None:
+    """Check that all kernels that may be chosen have room in the scratch."""
     if nranks > MAX_RANKS:
         raise ConfigurationError(f"comm has {nranks} ranks; expected {MAX_RANKS} at most.")
-    try:
-        unit = KernelSpec(*config.all_reduce, DTYPES["float32"], ReduceOp.SUM, nranks)
-    except ArgumentError as error:
-        raise ConfigurationError(str(error)) from None
     for name in ("scratch_nbytes", "two_shot_scratch_nbytes"):
         nbytes = getattr(config, name)
         if nbytes > MAX_SCRATCH_NBYTES:
             raise ConfigurationError(f"{name} is {nbytes}; expected {MAX_SCRATCH_NBYTES} at most.")
-        # Broadcasts have LL packets, whatever is pinned.
-        LLLayout.fit(nranks, nbytes, LL_BUFFERS if unit.kernel.has_barriers else unit.nbuffers)
-    layout_for(unit, config)
+        LLLayout.fit(nranks, nbytes, LL_BUFFERS)  # broadcasts have LL packets, whatever is pinned
+    table = default_table(nranks, shares_gpu=False)
+    terms = Terms(nranks, table, determinism, config.kernel, config.protocol)
+    for band in table.bands:
+        try:
+            choice = select(band.up_to or sys.maxsize, DTYPES["float32"], ReduceOp.SUM, terms)
+        except ArgumentError as error:
+            raise ConfigurationError(str(error)) from None
+        layout_for(choice.spec, config)
 
 
 def _member(enum: type[E], name: str, value: Any) -> E:

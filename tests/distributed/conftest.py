@@ -62,9 +62,12 @@ def comm(world: MPI.Intracomm, backend: str) -> Iterator[shmemar.Communicator]:
 def small(
     world: MPI.Intracomm, backend: str, comm: shmemar.Communicator
 ) -> Iterator[shmemar.Communicator]:
-    """A communicator whose scratch holds one block, so that little data takes many passes."""
+    """A communicator whose one-shot scratch holds one block: little data takes many passes."""
     one_block = 2 * world.size * 256 * 16
-    with shmemar.init(world, backend=backend, scratch_nbytes=one_block) as made:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHMEMAR_KERNEL", "one_shot")
+        made = shmemar.init(world, backend=backend, scratch_nbytes=one_block)
+    with made:
         yield made
 
 

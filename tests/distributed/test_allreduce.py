@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shmemar
-import shmemar.host.communicator
+import shmemar.host.kernel_set
 from shmemar.dtypes import DTYPES, ReduceOp
 from tests.distributed.checked import Checked, random_floats
 
@@ -58,7 +58,7 @@ def test_a_message_longer_than_a_launch_takes_goes_in_several(
     op: ReduceOp,
 ) -> None:
     packets = 64
-    monkeypatch.setattr(shmemar.host.communicator, "MAX_LAUNCH_PACKETS", packets)
+    monkeypatch.setattr(shmemar.host.kernel_set, "MAX_LAUNCH_PACKETS", packets)
     longest = packets * 8 // DTYPES[name].itemsize
     reduce = Checked(comm, arrays)
     for count in (longest - 1, longest, longest + 1, 3 * longest + 2):

@@ -10,7 +10,7 @@ import pytest
 
 import shmemar
 from shmemar.device.signal import put
-from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.dtypes import ReduceOp
 from shmemar.host.communicator import Communicator
 from tests.distributed.checked import Checked
 
@@ -168,4 +168,4 @@ def test_a_kernel_that_is_pinned_has_a_protocol_by_itself(
 ) -> None:
     monkeypatch.setenv("SHMEMAR_KERNEL", kernel)
     with shmemar.init(world, backend=backend) as comm:
-        assert comm.kernel_for(DTYPES["float32"], ReduceOp.SUM) == chosen
+        assert comm.explain(nbytes=4).kernel == chosen

@@ -216,7 +216,7 @@ def test_all_kernels_give_the_same_bits_whatever_the_size(
 def set_epochs(comm: shmemar.Communicator, backend: str, epoch: int) -> None:
     """Let every thread's last epoch have been `epoch`. Nothing runs meanwhile."""
     comm.host_barrier()
-    for scratch in comm._scratches.values():
+    for scratch in comm._kernels.scratches.values():
         if backend == "emulated":
             epochs: Any = scratch.epochs
             epochs.view(0).view(np.uint32)[...] = epoch
@@ -393,9 +393,9 @@ def test_the_scratch_of_two_shot_kernels_is_made_when_it_is_needed(
     pinned: Pinned, agree: Any
 ) -> None:
     comm = pinned(Kernel.TWO_SHOT, Protocol.LL)
-    layout = next(iter(comm._scratches.values())).layout
+    layout = next(iter(comm._kernels.scratches.values())).layout
     expected = LLLayout.fit(comm.size, comm._config.two_shot_scratch_nbytes)
     assert (
-        agree((layout, list(comm._scratches)))
+        agree((layout, list(comm._kernels.scratches)))
         == [(expected, [(Kernel.TWO_SHOT, Protocol.LL, False)])] * comm.size
     )

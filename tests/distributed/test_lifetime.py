@@ -108,7 +108,7 @@ def test_scratch_that_one_rank_lacks_leaves_nothing_behind(
             monkeypatch.setattr(comm._runtime, "allocate_private", refuse)
         for _ in range(3):
             with pytest.raises(shmemar.BackendUnavailableError, match="out of memory"):
-                comm._scratch_for(
+                comm._kernels.scratch_for(
                     KernelSpec(
                         Kernel.BROADCAST,
                         Protocol.LL,

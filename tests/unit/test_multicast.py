@@ -219,7 +219,7 @@ def test_the_driver_is_asked_for_the_gpus_multicast(
 class _Runtime:
     """Memory that is counted, and kernels that are named."""
 
-    backend, is_synchronous = Backend.NVSHMEM, False
+    backend, is_synchronous, shares_gpu = Backend.NVSHMEM, False, False
 
     def __init__(self, why: str | None, windows: list[int]) -> None:
         self.why, self.windows = why, windows
@@ -286,13 +286,13 @@ def test_where_it_is_not_asked_for_nobody_looks() -> None:
     comm, made = communicator(multicast=False)
     assert made.asked == 0
     assert "multicast" not in comm.describe()
-    assert comm.kernel_for(FLOAT, SUM) == "one_shot/ll"
+    assert comm.explain(nbytes=4).kernel == "one_shot/ll"
 
 
 def test_where_it_can_be_used_kernels_that_have_it_do() -> None:
     comm, _ = communicator()
     assert comm.describe()["multicast"] == "used where a kernel has it"
-    assert comm.kernel_for(FLOAT, SUM) == "one_shot/ll/multicast"
+    assert comm.explain(nbytes=4).kernel == "one_shot/ll/multicast"
 
 
 def test_where_it_cant_the_reason_is_said_and_nothing_raised(
@@ -300,7 +300,7 @@ def test_where_it_cant_the_reason_is_said_and_nothing_raised(
 ) -> None:
     comm, _ = communicator("2 ranks share a GPU")
     assert comm.describe()["multicast"] == "not used: 2 ranks share a GPU"
-    assert comm.kernel_for(FLOAT, SUM) == "one_shot/ll"
+    assert comm.explain(nbytes=4).kernel == "one_shot/ll"
     assert "SHMEMAR_MULTICAST is 1, and multicast is not used: 2 ranks share a GPU" in caplog.text
 
 
@@ -342,7 +342,7 @@ def test_a_kernel_without_such_a_form_or_with_another_order_is_the_ordinary_one(
     kernel: Kernel, protocol: Protocol | None, determinism: Determinism, name: str, found: str
 ) -> None:
     comm, _ = communicator(determinism=determinism, kernel=kernel, protocol=protocol)
-    assert comm.kernel_for(DTYPES[name], SUM) == found
+    assert comm.explain(nbytes=64, dtype=name).kernel == found
 
 
 def test_the_multicast_address_is_passed_behind_the_others() -> None:
@@ -350,17 +350,18 @@ def test_the_multicast_address_is_passed_behind_the_others() -> None:
     for multicast, peers in ((True, (100, 200, 9000)), (False, (100, 200))):
         spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, FLOAT, SUM, 2, multicast)
         nothing = SimpleNamespace(address=0, count=0)
-        arguments = comm._arguments(spec, comm._scratch_for(spec), nothing, nothing)  # type: ignore[arg-type]
+        prepared: Any = SimpleNamespace(spec=spec, scratch=comm._kernels.scratch_for(spec))
+        arguments = comm._arguments(prepared, nothing, nothing)  # type: ignore[arg-type]
         assert arguments.peers == peers
         assert numba_type(spec).types[0].count == len(peers)
 
 
 def test_a_region_without_the_address_is_used_by_the_ordinary_kernel() -> None:
     comm, made = communicator(windows=(0,))
-    spec, _, scratch = comm._prepare(comm._spec(FLOAT, SUM), 0)
-    assert not spec.multicast
+    prepared = comm._prepare(comm._kernels.choose(4, FLOAT, SUM).spec, 0)
+    assert not prepared.spec.multicast
     assert made.compiled == ["one_shot_ll_float32_sum_2"]
-    assert scratch is comm._scratch_for(spec)
+    assert prepared.scratch is comm._kernels.scratch_for(prepared.spec)
 
 
 # Specs

@@ -1,0 +1,269 @@
+"""The kernels of a communicator: which serves a call, its code, its scratch and its grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+from shmemar.host.scratch import Scratch, layout_for, make_scratch
+from shmemar.host.selector import refusals, select
+from shmemar.layout import (
+    MAX_LAUNCH_PACKETS,
+    BarrierLayout,
+    Grid,
+    barrier_grid,
+    grid_for,
+    packet_count,
+)
+from shmemar.spec import Kernel, KernelSpec, Protocol, why_impossible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shmemar.config import Config
+    from shmemar.dtypes import DType, ReduceOp
+    from shmemar.host.bootstrap import Bootstrap
+    from shmemar.host.contract import CompiledKernel, Runtime
+    from shmemar.host.heap import SymmetricHeap
+    from shmemar.host.interop import Operand
+    from shmemar.host.selector import Choice, Terms
+    from shmemar.layout import AnyLayout
+
+__all__ = ["Explanation", "KernelSet", "Prepared", "name_of"]
+
+
+MANY_SIZES = 4096
+"""Choices that are remembered."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a launch needs.
+
+    Attributes:
+        spec: The kernel that runs, without multicast where its region has no multicast address.
+        kernel: What it was compiled to.
+        scratch: Its scratch.
+        max_blocks: Cap on its blocks; None for none.
+    """
+
+    spec: KernelSpec
+    kernel: CompiledKernel
+    scratch: Scratch
+    max_blocks: int | None
+
+    def grid(self, nbytes: int) -> Grid:
+        """The grid of a launch for `nbytes` of a message."""
+        return _grid(self.spec, nbytes, self.scratch.layout, self.max_blocks)
+
+    def parts(self, source: Operand, destination: Operand) -> Iterator[tuple[Operand, Operand]]:
+        """Cut a message into what one launch takes."""
+        longest = MAX_LAUNCH_PACKETS * self.spec.payload_nbytes // source.dtype.itemsize
+        for start in range(0, source.count, longest):
+            yield source.part(start, longest), destination.part(start, longest)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which kernel serves a message, and why no other; ``str()`` of it is for people.
+
+    Attributes:
+        nbytes: Bytes of the message.
+        dtype: Element type.
+        op: Operator.
+        nranks: Ranks.
+        kernel: Kernel and protocol, such as ``one_shot/ll``, with ``/multicast`` in that form.
+        why: Why this one.
+        blocks: Blocks of its launch. Before the kernel was compiled as many as its scratch allows;
+            fewer may be resident.
+        is_compiled: Whether it was.
+        block_threads: Threads a block.
+        launches: Launches, one behind the other: more than 1 for messages of gigabytes.
+        passes: Times that the busiest thread or block fills its slots.
+        scratch_nbytes: Bytes of symmetric memory of its scratch on each rank, all sizes together.
+        others: The other kernels' names, and why each was not chosen.
+    """
+
+    nbytes: int
+    dtype: str
+    op: str
+    nranks: int
+    kernel: str
+    why: str
+    blocks: int
+    is_compiled: bool
+    block_threads: int
+    launches: int
+    passes: int
+    scratch_nbytes: int
+    others: tuple[tuple[str, str], ...]
+
+    @property
+    def _ranks(self) -> str:
+        return f"{self.nranks} rank{'s' * (self.nranks > 1)}"
+
+    def __str__(self) -> str:
+        """A few lines."""
+        passes = f"{self.passes} pass{'es' * (self.passes > 1)}"
+        blocks = f"{self.blocks}" if self.is_compiled else f"at most {self.blocks}"
+        return "\n".join(
+            [
+                f"{self.kernel} for {self.nbytes} bytes of {self.dtype}, {self.op}, {self._ranks}",
+                f"  why: {self.why}",
+                f"  grid: {blocks} blocks of {self.block_threads} threads, {passes}"
+                + f", {self.launches} launches" * (self.launches > 1),
+                f"  scratch: {self.scratch_nbytes} bytes of symmetric memory on each rank",
+                *(f"  not {name}: {why}" for name, why in self.others),
+            ]
+        )
+
+
+class KernelSet:
+    """Chooses kernels, and keeps what was compiled and allocated for them.
+
+    Attributes:
+        terms: What the choice depends on; not to be changed.
+        choose: ``choose(nbytes, dtype, op)`` is :func:`shmemar.host.selector.select` on them.
+        scratches: What was allocated, by kernel, protocol and multicast.
+    """
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        config: Config,
+        heap: SymmetricHeap,
+        runtime: Runtime,
+        terms: Terms,
+    ) -> None:
+        """Make an empty set."""
+        self.terms = terms
+        self.choose = lru_cache(MANY_SIZES)(self._choose)
+        self.scratches: dict[tuple[Kernel, Protocol, bool], Scratch] = {}
+        self._bootstrap = bootstrap
+        self._config = config
+        self._heap = heap
+        self._runtime = runtime
+        self._prepared: dict[tuple[KernelSpec, int | None], Prepared] = {}
+
+    def _choose(self, nbytes: int, dtype: DType, op: ReduceOp) -> Choice:
+        return select(nbytes, dtype, op, self.terms)
+
+    def choices(self, dtype: DType, op: ReduceOp, most_nbytes: int) -> list[Choice]:
+        """All choices for messages of up to so many bytes."""
+        found: dict[KernelSpec, Choice] = {}
+        for band in self.terms.table.bands:
+            nbytes = most_nbytes if band.up_to is None else min(band.up_to, most_nbytes)
+            choice = self.choose(nbytes, dtype, op)
+            found.setdefault(choice.spec, choice)
+            if nbytes == most_nbytes:
+                break
+        return list(found.values())
+
+    def with_multicast(self, spec: KernelSpec) -> KernelSpec:
+        """The multicast form of a kernel that is no all-reduce, where it may be used."""
+        return (_multicast_form(spec) or spec) if self.terms.multicast else spec
+
+    def prepare(self, spec: KernelSpec, stream: int, max_blocks: int | None = None) -> Prepared:
+        """Compile a kernel and allocate its scratch. Collective when it is asked for first.
+
+        Args:
+            spec: The kernel.
+            stream: Where it is to be launched.
+            max_blocks: Cap on the blocks, beside those of the configuration and of residency.
+        """
+        known = self._prepared.get((spec, max_blocks))
+        if known is not None:
+            return known
+        if _scratch_key(spec) not in self.scratches:
+            self._runtime.refuse_capture(spec.name, stream)
+        if spec.multicast and not self.scratch_for(spec).region.window:
+            return self.prepare(replace(spec, multicast=False), stream, max_blocks)
+        kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream)
+        most = self.max_blocks(kernel, max_blocks)
+        prepared = Prepared(spec, kernel, self.scratch_for(spec), most)
+        self._prepared[spec, max_blocks] = prepared
+        return prepared
+
+    def max_blocks(self, kernel: CompiledKernel, *others: int | None) -> int | None:
+        """The least of all caps on the blocks of a kernel; None where there is none."""
+        return self._least(kernel.max_blocks, *others)
+
+    def _least(self, *caps: int | None) -> int | None:
+        return min((c for c in (self._config.max_blocks, *caps) if c is not None), default=None)
+
+    def scratch_for(self, spec: KernelSpec) -> Scratch:
+        """Return the scratch of a kernel and protocol. Collective when it is asked for first."""
+        key = _scratch_key(spec)
+        if key not in self.scratches:
+            self.scratches[key] = make_scratch(
+                layout_for(spec, self._config),
+                spec.protocol,
+                self._bootstrap,
+                self._heap,
+                self._runtime,
+            )
+        return self.scratches[key]
+
+    def explain(self, nbytes: int, dtype: DType, op: ReduceOp) -> Explanation:
+        """Say what `choose` chooses, and why nothing else."""
+        choice = self.choose(nbytes, dtype, op)
+        spec, layout = choice.spec, layout_for(choice.spec, self._config)
+        prepared = self._prepared.get((spec, choice.candidate.max_blocks))
+        most = self._least(choice.candidate.max_blocks)
+        if prepared is not None:
+            most = prepared.max_blocks
+        longest = MAX_LAUNCH_PACKETS * spec.payload_nbytes
+        grid = _grid(spec, min(nbytes, longest), layout, most)
+        return Explanation(
+            nbytes=nbytes,
+            dtype=dtype.name,
+            op=op.value,
+            nranks=spec.nranks,
+            kernel=name_of(spec),
+            why=choice.why,
+            blocks=grid.blocks,
+            is_compiled=prepared is not None,
+            block_threads=grid.block_threads,
+            launches=packet_count(nbytes, longest),
+            passes=_passes(spec, min(nbytes, longest), grid, layout),
+            scratch_nbytes=layout.nbytes,
+            others=tuple(refusals(nbytes, dtype, op, self.terms)),
+        )
+
+
+def name_of(spec: KernelSpec) -> str:
+    """Kernel and protocol as tables have them, such as ``one_shot/ll``."""
+    return f"{spec.kernel.value}/{spec.protocol.value}" + "/multicast" * spec.multicast
+
+
+def _grid(spec: KernelSpec, nbytes: int, layout: AnyLayout, max_blocks: int | None) -> Grid:
+    ngroups = spec.group_count(nbytes)
+    if isinstance(layout, BarrierLayout):
+        return barrier_grid(ngroups, layout, max_blocks=max_blocks)
+    return grid_for(
+        ngroups,
+        layout,
+        packets_per_thread=spec.packets_per_thread,
+        lanes=spec.lanes,
+        max_blocks=max_blocks,
+    )
+
+
+def _passes(spec: KernelSpec, nbytes: int, grid: Grid, layout: AnyLayout) -> int:
+    ngroups = spec.group_count(nbytes)
+    if isinstance(layout, BarrierLayout):
+        return packet_count(ngroups, grid.blocks * layout.block_slots)
+    return packet_count(ngroups * spec.lanes, grid.nthreads)
+
+
+def _scratch_key(spec: KernelSpec) -> tuple[Kernel, Protocol, bool]:
+    # A broadcast is an exchange of the one-shot's slots, so they share a region and epochs.
+    owner = Kernel.ONE_SHOT if spec.kernel is Kernel.BROADCAST else spec.kernel
+    return owner, spec.protocol, spec.multicast
+
+
+@cache
+def _multicast_form(spec: KernelSpec) -> KernelSpec | None:
+    what = spec.kernel, spec.protocol, spec.dtype, spec.op, spec.nranks
+    return None if why_impossible(*what, multicast=True) else replace(spec, multicast=True)

@@ -1,0 +1,90 @@
+"""All-reduces that were decided once, to be run many times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shmemar.dtypes import ReduceOp
+    from shmemar.host.interop import Operand
+    from shmemar.host.selector import Choice
+
+__all__ = ["AllreducePlan", "Reduction"]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An all-reduce whose arguments were checked.
+
+    Attributes:
+        out: The caller's array for the result.
+        op: Operator.
+        source: The input.
+        destination: The output.
+        on_host: Whether MPI reduces it.
+        choice: The kernel; None where MPI reduces, and where there is nothing to reduce.
+    """
+
+    out: Any
+    op: ReduceOp
+    source: Operand
+    destination: Operand
+    on_host: bool
+    choice: Choice | None
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """What has to be the same on all ranks."""
+        return self.source.call(on_host=self.on_host, op=self.op.value)
+
+
+class AllreducePlan:
+    """An all-reduce of two arrays, ready to run. Made by `Communicator.plan_allreduce`.
+
+    It keeps the arrays alive. Their contents may change between calls, their memory may not: do not
+    resize them or give it away.
+
+    Attributes:
+        out: The array that a call returns.
+        kernel: Kernel and protocol that serve it, such as ``one_shot/ll``; ``mpi`` of host arrays,
+            and ``none`` of arrays without elements.
+        launches: Kernel launches of a call: 1, or more for messages of gigabytes; 0 for those two.
+    """
+
+    def __init__(
+        self, x: Any, out: Any, kernel: str, launches: int, run: Callable[[Any], None]
+    ) -> None:
+        """Use `Communicator.plan_allreduce`."""
+        self.out = out
+        self.kernel = kernel
+        self.launches = launches
+        self._x = x
+        self._run = run
+
+    def __call__(self, *, stream: Any = None) -> Any:
+        """Reduce what is in `x` by now.
+
+        Collective: every rank calls its plan of the same all-reduce, in the same order as its other
+        calls.
+
+        Args:
+            stream: As of `Communicator.allreduce`; it may be captured into a CUDA graph, at the
+                first call, too.
+
+        Returns:
+            `out`.
+
+        Raises:
+            ArgumentError: `stream`; nothing was launched.
+            ClosedError, MismatchError, CollectiveTimeoutError, DeviceError: As of
+            `Communicator.allreduce`.
+        """
+        self._run(stream)
+        return self.out
+
+    def __repr__(self) -> str:
+        """The kernel and its launches."""
+        return f"<shmemar.AllreducePlan {self.kernel}, launches {self.launches}>"

@@ -18,11 +18,9 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.timing import (
-    Samples,
     as_result,
     prepare,
     resident_blocks,
-    time_graph,
     time_launches,
     time_loop,
 )
@@ -32,6 +30,7 @@ from shmemar.device.kernels import BUILDERS
 from shmemar.device.registry import device
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.kernel_set import name_of
+from shmemar.host.timing import Samples, time_graph
 from shmemar.layout import BLOCK_THREADS, Grid
 from shmemar.spec import Backend, Kernel, KernelSpec, Protocol
 

@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,31 +38,28 @@ from shmemar.host.exact import (
     poison,
 )
 from shmemar.host.kernel_set import name_of
+from shmemar.host.timing import Samples, time_graph
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     import shmemar
     from shmemar.dtypes import DType
     from shmemar.host.kernel_set import Prepared
     from shmemar.host.launch import CudaKernel
+    from shmemar.host.timing import Data
     from shmemar.layout import AnyLayout, Grid
     from shmemar.spec import KernelSpec
 
 __all__ = [
     "MODES",
     "Case",
-    "Data",
     "Result",
-    "Samples",
     "as_result",
     "measure",
     "prepare",
     "resident_blocks",
-    "time_graph",
     "time_launches",
     "time_loop",
     "why_not",
@@ -148,27 +145,6 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """The row for a JSON file."""
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class Samples:
-    """What a rank measured; see `Result`."""
-
-    microseconds: list[float]
-    other_us: float | None
-    wrong: int
-    registers: int | None = None
-    blocks: int | None = None
-
-
-class Data(Protocol):
-    """What the collectives of a sample work on."""
-
-    def fill(self, sample: int) -> None:
-        """Put in the inputs of a sample, and poison its outputs."""
-
-    def count_wrong(self, sample: int, repeats: int, runs: int = 1) -> int:
-        """Count what is wrong after `runs` runs of `repeats` calls."""
 
 
 def why_not(comm: shmemar.Communicator, mode: str) -> str | None:
@@ -389,57 +365,6 @@ def _graph(comm: shmemar.Communicator, case: Case) -> Samples:
     samples = time_graph(comm, collective, case.samples, case.repeats, buffers)
     kernel: Any = prepare(comm, case).kernel
     return replace(samples, registers=kernel.registers)
-
-
-def time_graph(
-    comm: shmemar.Communicator,
-    collective: Callable[[int, Any], None],
-    nsamples: int,
-    repeats: int,
-    data: Data,
-) -> Samples:
-    """Time replays of a graph of `repeats` calls of ``collective(call, stream)``. Collective.
-
-    Each was called once before.
-    """
-    import cupy
-
-    cupy.cuda.Device().synchronize()
-    stream = cupy.cuda.Stream(non_blocking=True)
-    nothing = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing")
-    nothing((1,), (32,), ())
-
-    def capture(body: Callable[[int, Any], Any]) -> Any:
-        with stream:
-            stream.begin_capture()
-            for call in range(repeats):
-                body(call, stream)
-            return stream.end_capture()
-
-    graph = capture(collective)
-    empty = capture(lambda *_: nothing((1,), (32,), ()))
-    start, end = cupy.cuda.Event(), cupy.cuda.Event()
-
-    def replay(which: Any) -> float:
-        comm.host_barrier()
-        which.launch(stream)
-        start.record(stream)
-        which.launch(stream)
-        end.record(stream)
-        end.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3 / repeats
-
-    samples_us, empty_us, wrong = [], [], 0
-    for sample in range(nsamples + 3):
-        data.fill(sample)
-        cupy.cuda.Device().synchronize()
-        elapsed = replay(graph)
-        apart = replay(empty)
-        if sample >= 3:
-            samples_us.append(elapsed)
-            empty_us.append(apart)
-        wrong += data.count_wrong(sample, repeats, runs=2)
-    return Samples(samples_us, float(np.median(empty_us)), wrong)
 
 
 @lru_cache

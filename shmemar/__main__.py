@@ -1,4 +1,4 @@
-"""Command line: ``python -m shmemar allreduce``, under ``mpirun``; ``check`` and ``doctor``."""
+"""Command line: ``python -m shmemar`` with ``allreduce``, ``tune``, ``check`` or ``doctor``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from shmemar import __version__
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "litmus test of 128-byte lines is run; start it under mpirun to have all ranks in it."
         ),
     )
+    _add_tune(commands)
     _add_check(commands)
     arguments = parser.parse_args(argv)
     if arguments.command == "doctor":
@@ -65,9 +67,33 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"shmemar: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             return 2
     try:
-        return _allreduce(arguments)
+        return (_tune if arguments.command == "tune" else _allreduce)(arguments)
     except ShmemarError as error:
         return _refuse(error)
+
+
+def _add_tune(commands: Any) -> None:
+    tune = commands.add_parser(
+        "tune",
+        help="measure which kernel is fastest at which size, and keep the table for this machine",
+        description=(
+            "Start it under mpirun: mpirun -n 8 python -m shmemar tune. The table is kept beside "
+            "the compiled kernels; shmemar.init finds it there, for the same GPU, number of ranks "
+            "and ranks on a GPU. SHMEMAR_TABLE=none ignores it. With --draw a table that was kept "
+            "is drawn, without mpirun, and nothing is measured."
+        ),
+    )
+    tune.add_argument("-b", "--smallest", default="128", metavar="SIZE", help="default: 128")
+    tune.add_argument("-e", "--largest", default="8M", metavar="SIZE", help="default: 8M")
+    tune.add_argument("-f", "--factor", default=4, type=int, help="between sizes; default: 4")
+    tune.add_argument("-d", "--dtype", default="float32", choices=DTYPES)
+    tune.add_argument("-o", "--op", default="sum", choices=[op.value for op in ReduceOp])
+    tune.add_argument("-n", "--samples", default=10, type=int, help="of each; default: 10")
+    tune.add_argument("-r", "--repeats", default=50, type=int, help="calls in a graph; default: 50")
+    tune.add_argument("--backend", default=None, choices=[backend.value for backend in Backend])
+    tune.add_argument("--output", metavar="FILE", help="keep the table here instead")
+    tune.add_argument("--plot", metavar="FILE", help="draw it, too (.svg, .png; needs matplotlib)")
+    tune.add_argument("--draw", metavar="TABLE", help="draw this table to --plot, and do no more")
 
 
 def _add_check(commands: Any) -> None:
@@ -209,6 +235,82 @@ def _allreduce(arguments: argparse.Namespace) -> int:
         if speaks:
             print(f"# {wrong} wrong" if wrong else "# all results right", flush=True)
     return 1 if wrong else 0
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from shmemar.config import set_default, set_variable
+    from shmemar.host.bootstrap import load_mpi
+    from shmemar.host.plotting import draw, read_table
+    from shmemar.host.sweep import message_sizes, parse_nbytes
+    from shmemar.host.tables import facts_of, kept_path, table_document, write_table
+    from shmemar.host.tuning import Effort, table_of, tune
+
+    if arguments.draw:
+        if not arguments.plot:
+            raise ArgumentError("--draw is given without --plot; expected the file to draw to.")
+        draw(read_table(Path(arguments.draw)), Path(arguments.plot))
+        return 0
+    dtype = as_dtype(arguments.dtype)
+    op = as_reduce_op(arguments.op, dtype)
+    sizes = message_sizes(
+        parse_nbytes(arguments.smallest), parse_nbytes(arguments.largest), arguments.factor
+    )
+    sizes = sorted({max(nbytes // dtype.itemsize, 1) * dtype.itemsize for nbytes in sizes})
+    for name in ("samples", "repeats"):
+        if getattr(arguments, name) < 1:
+            raise ArgumentError(f"{name} is {getattr(arguments, name)}; expected 1 or more.")
+
+    import shmemar
+
+    # A table is not measured by means of another; all kernels' scratch has to have room at once.
+    set_variable("SHMEMAR_TABLE", "none")
+    set_default("SHMEMAR_HEAP_NBYTES", str(512 << 20))
+    world = load_mpi().COMM_WORLD
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    with shmemar.init(world, backend=arguments.backend, determinism="not_guaranteed") as comm:
+        progress = _progress if comm.rank == 0 else lambda *_: None
+        effort = Effort(arguments.samples, arguments.repeats)
+        rows = tune(comm, sizes, dtype, op, effort, progress)
+        if comm.rank:
+            return int(any(row.wrong for row in rows))
+        facts = facts_of(comm.describe())
+        description = comm.describe()
+    path = Path(arguments.output) if arguments.output else kept_path(facts)
+    table = table_of(rows, str(path))
+    print(f"{'#size':>12}{'up to':>12}  fastest first, microseconds")
+    for nbytes, band in zip(sizes, table.bands, strict=True):
+        listed = ", ".join(f"{each.name} {each.latency_us:.2f}" for each in band.candidates)
+        print(f"{nbytes:>12}{band.up_to or 'any':>12}  {listed}")
+    wrong = sum(row.wrong for row in rows)
+    if wrong:
+        print(f"# {wrong} wrong; no table is kept", flush=True)
+        return 1
+    document = table_document(
+        table,
+        facts,
+        date=started,
+        dtype=dtype.name,
+        op=op.value,
+        mode="eager" if comm.backend is Backend.EMULATED else "graph",
+        described=description,
+        rows=[row.as_dict() for row in rows],
+    )
+    write_table(path, document)
+    print(f"# all results right; kept in {path}", flush=True)
+    if comm.backend is Backend.EMULATED:
+        print("# CPU times of an emulation: they are used where SHMEMAR_TABLE names the file.")
+    if arguments.plot:
+        draw(document, Path(arguments.plot))
+    return 0
+
+
+def _progress(done: int, total: int, what: str) -> None:
+    width = 30
+    bar = "#" * (width * done // total)
+    end = "\n" if done == total else ""
+    print(f"\r[{bar:<{width}}] {done}/{total} {what:<44}", end=end, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ __all__ = [
     "Config",
     "environment",
     "set_default",
+    "set_variable",
 ]
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -48,6 +49,9 @@ class Config:
         kernel: ``SHMEMAR_KERNEL``: pins the algorithm, for all sizes.
         protocol: ``SHMEMAR_PROTOCOL``: pins the protocol; pull or push of kernels with barriers, ll
             or sentinel of the others.
+        table: ``SHMEMAR_TABLE``: file with measured latencies (``python -m shmemar tune``) by which
+            kernels are chosen; ``none`` for those that come with the package; by default what
+            the tuner left for this machine, if it was there.
         timeout_s: ``SHMEMAR_TIMEOUT_S``: deadline of a spin in seconds, 0 for none.
         check: ``SHMEMAR_CHECK``: compare every call across ranks.
         multicast: ``SHMEMAR_MULTICAST``: use NVLink multicast in kernels that have such a form,
@@ -63,6 +67,7 @@ class Config:
     backend: Backend = Backend.AUTO
     kernel: Kernel | None = None
     protocol: Protocol | None = None
+    table: str | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     check: bool = False
     multicast: bool = False
@@ -107,8 +112,13 @@ def environment(name: str) -> str | None:
 
 
 def set_default(name: str, value: str) -> None:
-    """Set a variable of another library, for what it reads later, unless it is set."""
+    """Set a variable, for what is read later, unless it is set."""
     os.environ.setdefault(name, value)
+
+
+def set_variable(name: str, value: str) -> None:
+    """Set a variable, for what is read later, whatever it was."""
+    os.environ[name] = value
 
 
 def _parsers() -> dict[str, Callable[[str, str], Any]]:
@@ -116,6 +126,7 @@ def _parsers() -> dict[str, Callable[[str, str], Any]]:
         "SHMEMAR_BACKEND": _member(list(Backend)),
         "SHMEMAR_KERNEL": _member([kernel for kernel in Kernel if kernel.reduces]),
         "SHMEMAR_PROTOCOL": _member(list(Protocol)),
+        "SHMEMAR_TABLE": lambda _, text: text,
         "SHMEMAR_TIMEOUT_S": _seconds,
         "SHMEMAR_CHECK": _switch,
         "SHMEMAR_MULTICAST": _switch,

@@ -166,7 +166,8 @@ class Bootstrap:
                     rank=self.rank,
                     missing=missing,
                 )
-            time.sleep(0 if waited_s < 0.01 else 0.0002 if waited_s < 1 else 0.002)
+            # A peer that compiles takes seconds, and wants this core.
+            time.sleep(0 if waited_s < 0.01 else min(waited_s / 50, 0.01))
 
     def raise_together(
         self, error: Exception | None, doing: str, timeout_s: float | None = None

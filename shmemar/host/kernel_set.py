@@ -123,7 +123,7 @@ class KernelSet:
     """Chooses kernels, and keeps what was compiled and allocated for them.
 
     Attributes:
-        terms: What the choice depends on; not to be changed.
+        terms: What the choice depends on; `use` changes it.
         choose: ``choose(nbytes, dtype, op)`` is :func:`shmemar.host.selector.select` on them.
         scratches: What was allocated, by kernel, protocol and multicast.
     """
@@ -145,6 +145,11 @@ class KernelSet:
         self._heap = heap
         self._runtime = runtime
         self._prepared: dict[tuple[KernelSpec, int | None], Prepared] = {}
+
+    def use(self, terms: Terms) -> None:
+        """Choose on other terms from now on."""
+        self.terms = terms
+        self.choose.cache_clear()
 
     def _choose(self, nbytes: int, dtype: DType, op: ReduceOp) -> Choice:
         return select(nbytes, dtype, op, self.terms)

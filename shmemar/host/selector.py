@@ -28,7 +28,7 @@ class Candidate:
         kernel: The algorithm.
         protocol: The protocol.
         max_blocks: Cap on the blocks of its launches; None for none but residency.
-        latency_us: What was measured for the largest message of the band; None where nothing was.
+        latency_us: What was measured in the band; None where nothing was.
     """
 
     kernel: Kernel

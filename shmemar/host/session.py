@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from shmemar import __version__
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from shmemar.host.contract import CompiledKernel, Runtime
     from shmemar.host.interop import Operand
     from shmemar.host.scratch import Scratch
+    from shmemar.host.selector import Table
     from shmemar.host.symmetric import SymmetricArray
     from shmemar.host.user_kernels import LLScratch
     from shmemar.layout import Grid
@@ -137,6 +140,36 @@ class Session:
             **({"LL128 lines": self.lines} if self.lines else {}),
             **({"multicast": self.multicast} if self.multicast else {}),
         }
+
+    @property
+    def is_broken(self) -> bool:
+        """True once a collective failed: every call but `close` raises then."""
+        return self._failure is not None
+
+    @property
+    def table(self) -> Table:
+        """By what kernels are chosen (:mod:`shmemar.host.selector`)."""
+        return self._kernels.terms.table
+
+    def use_table(self, table: Table, *, why_no_lines: str | None = None) -> None:
+        """Choose kernels by another table from now on. Collective.
+
+        Args:
+            table: The same on all ranks.
+            why_no_lines: Why 128-byte lines can't be relied on; empty where they can; by default as
+                before.
+
+        Raises:
+            MismatchError: The ranks' tables differ; on every rank.
+            ClosedError, CollectiveTimeoutError: As of `host_allgather`.
+        """
+        self._require_usable()
+        digest = hashlib.sha256(repr(table).encode()).hexdigest()[:8]
+        self._compare_calls("use_table", {"table": f"{table.origin} ({digest})"}, None)
+        terms = replace(self._kernels.terms, table=table)
+        if why_no_lines is not None:
+            terms = replace(terms, why_no_lines=why_no_lines or None)
+        self._kernels.use(terms)
 
     def host_allgather(self, item: T) -> list[T]:
         """Gather a picklable object of every rank through the host, in rank order. Collective.

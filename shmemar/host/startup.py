@@ -6,6 +6,7 @@ import logging
 import sys
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
 from shmemar.host.scratch import layout_for
 from shmemar.host.selector import Terms, select
+from shmemar.host.tables import facts_of, kept_path, parse_table
 from shmemar.layout import LL_BUFFERS, LLLayout
 from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel
 
@@ -110,9 +112,59 @@ def init(
     except Exception:  # of any kind: the other ranks free theirs
         bootstrap.free()
         raise
-    if config.kernel is Kernel.LL128_ATOMIC and made.backend is Backend.NVSHMEM:
-        _require_lines(made, comm, config, device)
+    _settle(made, comm, config, device)
     return made
+
+
+def _settle(made: Communicator, comm: MPI.Intracomm, config: Config, device: int | None) -> None:
+    """Let all ranks use the same table and trust the same lines, or close `made` and raise."""
+    try:
+        _use_measured_table(made, config)
+        if _may_use_lines(made, config):
+            _look_at_lines(made, comm, config, device)
+    except (CollectiveTimeoutError, DeviceError) as error:
+        made.__exit__(type(error), error, None)  # nothing that is collective would end
+        raise
+    except Exception:
+        made.close()
+        raise
+
+
+def _use_measured_table(made: Communicator, config: Config) -> None:
+    """Use the table that is configured, or kept from the tuner, as rank 0 reads it."""
+    if config.table == "none":
+        return
+    facts = facts_of(made.describe())
+    path = Path(config.table) if config.table else kept_path(facts)
+    found: tuple[str | None, str | None] = None, None
+    if made.rank == 0 and (config.table or made.backend is Backend.NVSHMEM):
+        try:
+            found = path.read_text(encoding="utf-8"), None
+        except (OSError, UnicodeDecodeError) as error:
+            is_missing = isinstance(error, FileNotFoundError) and not config.table
+            found = None, None if is_missing else f"{path} could not be read: {error}"
+    text, why = made.host_allgather(found)[0]
+    if text is not None:
+        try:
+            made.use_table(parse_table(text, facts, str(path)))
+        except ConfigurationError as error:
+            why = str(error)
+    if why is None:
+        return
+    if config.table:
+        raise ConfigurationError(f"SHMEMAR_TABLE: {why}")
+    if made.rank == 0:
+        logger.warning("kernels are chosen by the package's own table, as %s", why)
+
+
+def _may_use_lines(made: Communicator, config: Config) -> bool:
+    if made.backend is Backend.EMULATED:
+        return False
+    if config.kernel is not None:
+        return config.kernel is Kernel.LL128_ATOMIC
+    listed = (each.kernel for band in made.table.bands for each in band.candidates)
+    may_vary = made.determinism is Determinism.NOT_GUARANTEED
+    return may_vary and Kernel.LL128_ATOMIC in listed
 
 
 def _communicator(
@@ -126,30 +178,24 @@ def _communicator(
     )
 
 
-def _require_lines(
+def _look_at_lines(
     made: Communicator, comm: MPI.Intracomm, config: Config, device: int | None
 ) -> None:
-    """Close `made` and raise, on every rank, where lines of 128 bytes can't be relied on."""
-    plain = replace(config, backend=made.backend, kernel=None, protocol=None)
+    """Have lines of 128 bytes tested; raise, on every rank, where they fail what is pinned."""
+    plain = replace(config, backend=made.backend, kernel=None, protocol=None, table="none")
 
     def another() -> Communicator:
         return _communicator(Bootstrap(comm, config.timeout_s), plain, made.determinism, device)
 
-    try:
-        verdict = lines_verdict(made, another)
-        made.lines = verdict.text
-        if not verdict.passed:
-            raise ConfigurationError(
-                f"SHMEMAR_KERNEL is {Kernel.LL128_ATOMIC.value}, which can't be relied on here; "
-                f"expected GPUs on which lines of 128 bytes arrive as a whole: {verdict.text}. "
-                f"Pin {Kernel.TWO_SHOT.value} instead."
-            )
-    except (CollectiveTimeoutError, DeviceError) as error:
-        made.__exit__(type(error), error, None)  # nothing that is collective would end
-        raise
-    except Exception:
-        made.close()
-        raise
+    verdict = lines_verdict(made, another)
+    made.lines = verdict.text
+    if not verdict.passed and config.kernel is Kernel.LL128_ATOMIC:
+        raise ConfigurationError(
+            f"SHMEMAR_KERNEL is {Kernel.LL128_ATOMIC.value}, which can't be relied on here; "
+            f"expected GPUs on which lines of 128 bytes arrive as a whole: {verdict.text}. "
+            f"Pin {Kernel.TWO_SHOT.value} instead."
+        )
+    made.use_table(made.table, why_no_lines="" if verdict.passed else verdict.text)
 
 
 def _make_runtime(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,9 @@ from shmemar.spec import Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+# What a tuner has left on this machine is not what tests are about.
+os.environ.setdefault("SHMEMAR_TABLE", "none")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -53,9 +53,10 @@ def test_a_machine_that_fails_is_an_error_on_all_ranks(
     verdict = LinesVerdict(passed=False, text="FAILED: what was played")
     monkeypatch.setattr(startup, "lines_verdict", lambda *_: verdict)
     made = shmemar.init(world, backend=backend, scratch_nbytes=1 << 20)
+    monkeypatch.setattr(startup, "_may_use_lines", lambda *_: True)
     pinned = Config(kernel=Kernel.LL128_ATOMIC, scratch_nbytes=1 << 20)
     with pytest.raises(shmemar.ConfigurationError, match=r"FAILED: what was played\. Pin two_shot"):
-        startup._require_lines(made, world, pinned, None)
+        startup._settle(made, world, pinned, None)
     with pytest.raises(shmemar.ClosedError):
         made.check()
 

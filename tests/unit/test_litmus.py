@@ -24,6 +24,7 @@ from shmemar.errors import (
 )
 from shmemar.host import gpus, launch, litmus, startup
 from shmemar.host.communicator import Communicator
+from shmemar.host.default_tables import default_table
 from shmemar.host.gpus import GpuFacts, facts_of
 from shmemar.host.litmus import (
     LinesVerdict,
@@ -45,6 +46,8 @@ from shmemar.spec import Backend, Determinism, Kernel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from shmemar.host.selector import Table
 
 H200 = GpuFacts("NVIDIA H200", "GPU-0", (9, 0), {"GPU-1": True, "GPU-2": True})
 SECOND = replace(H200, uuid="GPU-1", atomics={"GPU-0": True, "GPU-2": True})
@@ -508,7 +511,12 @@ class Made:
 
     def __init__(self) -> None:
         self.lines = ""
+        self.table = default_table(2, shares_gpu=False)
+        self.why_no_lines: str | None = None
         self.is_closed = self.is_abandoned = False
+
+    def use_table(self, table: Table, *, why_no_lines: str) -> None:
+        self.table, self.why_no_lines = table, why_no_lines
 
     def close(self) -> None:
         self.is_closed = True
@@ -550,7 +558,7 @@ class Init:
     def run(self) -> None:
         made: Any = self.made
         comm: Any = None
-        startup._require_lines(made, comm, Config(kernel=Kernel.LL128_ATOMIC), None)
+        startup._settle(made, comm, Config(kernel=Kernel.LL128_ATOMIC, table="none"), None)
 
 
 @pytest.fixture
@@ -561,8 +569,9 @@ def init(monkeypatch: pytest.MonkeyPatch) -> Init:
 def test_a_pass_is_in_the_description(init: Init) -> None:
     init.run()
     assert init.made.lines == "passed: 9"
+    assert init.made.why_no_lines == ""
     assert (init.made.is_closed, init.other.is_closed) == (False, True)
-    assert init.config.kernel is None
+    assert (init.config.kernel, init.config.table) == (None, "none")
 
 
 def test_what_is_known_needs_no_other_communicator(init: Init) -> None:

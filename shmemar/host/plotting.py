@@ -1,0 +1,104 @@
+"""Draws what the tuner measured: latency against size, with the kernel that is chosen."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from shmemar.errors import ArgumentError, BackendUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["draw", "read_table"]
+
+_MARKERS = "osv^D<>Pd"
+_DASHES = ("-", "--", ":", "-.")
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Read a tuner's file.
+
+    Raises:
+        ArgumentError: It can't be read, or is none.
+    """
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not document["rows"] or not document["bands"]:
+            raise ValueError("it has no rows")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(
+            f"{path} is no table of the tuner's ({type(error).__name__}: {error})."
+        ) from error
+    return document
+
+
+def draw(document: Mapping[str, Any], path: Path) -> None:
+    """Draw a tuner's document to a file, readable in black and white.
+
+    Raises:
+        BackendUnavailableError: matplotlib is not installed.
+        ArgumentError: The file could not be written, or its suffix is unknown to matplotlib.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"a plot needs matplotlib ({error}); pip install 'shmemar[plot]', and draw the kept "
+            "table: python -m shmemar tune --draw TABLE --plot FILE."
+        ) from error
+    best: dict[str, dict[int, float]] = {}
+    for row in document["rows"]:
+        points = best.setdefault(row["kernel"], {})
+        points[row["nbytes"]] = min(row["median_us"], points.get(row["nbytes"], float("inf")))
+    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "shmemar"}):
+        figure = Figure(figsize=(7.5, 5), layout="constrained")
+        axes = figure.subplots()
+        for number, (name, points) in enumerate(sorted(best.items())):
+            axes.plot(
+                list(points),
+                list(points.values()),
+                label=name,
+                marker=_MARKERS[number % len(_MARKERS)],
+                linestyle=_DASHES[number % len(_DASHES)],
+                color="black" if number % 2 else "dimgray",
+                markerfacecolor="white",
+                linewidth=0.9,
+                markersize=4,
+            )
+        sizes = sorted({row["nbytes"] for row in document["rows"]})
+        fastest = [band["candidates"][0]["latency_us"] for band in document["bands"]]
+        axes.plot(sizes, fastest, color="black", linewidth=6, alpha=0.15, label="fastest", zorder=0)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(sizes, [_size(nbytes) for nbytes in sizes])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid(visible=True, which="major", linewidth=0.3)
+        axes.set_xlabel("message")
+        axes.set_ylabel(f"microseconds an all-reduce, {document['mode']}")
+        facts = document["facts"]
+        machine = f"{facts['GPU']}, {facts['ranks on a GPU']} on a GPU"
+        if facts["backend"] == "emulated":
+            machine = "emulated on a CPU"
+        axes.set_title(
+            f"{facts['ranks']} ranks, {machine}; {document['dtype']} {document['op']}, "
+            f"{document['date'][:10]}",
+            fontsize=9,
+        )
+        axes.legend(fontsize=8)
+        try:
+            figure.savefig(path)
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"the plot could not be written to {path}: {error}") from error
+
+
+def _size(nbytes: int) -> str:
+    for scale, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= scale and nbytes % scale == 0:
+            return f"{nbytes // scale} {name}"
+    return f"{nbytes} B"

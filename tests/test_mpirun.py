@@ -280,3 +280,39 @@ def test_wrong_arguments_of_the_barrier_benchmark_are_refused(
     assert done.returncode != 0
     assert message in done.stdout
     assert "# shmemar" not in done.stdout  # nothing has been measured
+
+
+def test_the_tuner_keeps_a_table_that_names_itself(tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    pins = {"SHMEMAR_KERNEL": "one_shot", "SHMEMAR_PROTOCOL": "ll"}
+    sizes = "-b", "4", "-e", "1K", "-f", "16", "-n", "2"
+    tune = "-m", "shmemar", "tune", "--backend", "emulated", "--output", str(table)
+    plot = "--plot", str(tmp_path / "plot.svg")
+    done = mpirun(2, *tune, *sizes, *plot, timeout_s=200, variables=pins)
+    assert done.returncode == 0, done.stdout
+    assert f"# all results right; kept in {table}" in done.stdout
+    assert re.search(r"\n +64 +256  one_shot/ll \d", done.stdout), done.stdout
+    assert "[##############################] 3/3 done" in done.stdout
+    document = json.loads(table.read_text(encoding="utf-8"))
+    assert [row["nbytes"] for row in document["rows"]] == [4, 64, 1024]
+    assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<?xml")
+    drawn = mpirun(1, "-m", "shmemar", "tune", "--draw", str(table), timeout_s=60)
+    assert drawn.returncode == 2
+    assert "--draw is given without --plot" in drawn.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("-n", "0"), "samples is 0; expected 1 or more"),
+        (("-b", "many"), "size is 'many'"),
+        (("--draw", "none.json", "--plot", "plot.svg"), "none.json is no table of the tuner's"),
+    ],
+)
+def test_wrong_arguments_of_the_tuner_are_one_line(
+    arguments: tuple[str, ...], expected: str
+) -> None:
+    done = mpirun(1, "-m", "shmemar", "tune", *arguments, timeout_s=60)
+    assert done.returncode == 2
+    assert expected in done.stdout
+    assert "Traceback" not in done.stdout

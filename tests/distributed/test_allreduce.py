@@ -24,7 +24,7 @@ OF_EACH_WIDTH = [
 ]
 
 
-@pytest.mark.parametrize("exponent", range(17))
+@pytest.mark.parametrize("exponent", [*range(13), 16])
 def test_counts_beside_powers_of_two_are_exact(
     comm: shmemar.Communicator, arrays: Arrays, agree: Any, exponent: int
 ) -> None:

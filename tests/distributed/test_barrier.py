@@ -134,7 +134,6 @@ def test_a_closed_communicator_has_no_barrier(world: MPI.Intracomm, backend: str
     [
         ("barrier_one_shot", "ll", "protocol pull or push, or kernel one_shot or two_shot"),
         ("two_shot", "push", "protocol ll or sentinel, or kernel barrier_one_shot or barrier_two_"),
-        ("", "pull", "SHMEMAR_KERNEL not set, so one_shot; expected protocol ll or sentinel"),
     ],
 )
 def test_pins_that_do_not_go_together_are_refused_with_those_that_do(

@@ -13,7 +13,7 @@ import pytest
 
 import shmemar
 from shmemar.dtypes import DTYPES
-from shmemar.host import communicator, emulation
+from shmemar.host import emulation, session
 from shmemar.host.bootstrap import Bootstrap
 from shmemar.host.runtime import NvshmemRuntime
 from shmemar.spec import Kernel, KernelSpec, Protocol
@@ -56,7 +56,7 @@ def test_a_launch_that_is_refused_breaks_the_communicator(
     comm = shmemar.init(world, backend=backend)
     comm.allreduce(x)
     left: list[None] = []
-    monkeypatch.setattr(communicator, "leave_without_finalize", lambda: left.append(None))
+    monkeypatch.setattr(session, "leave_without_finalize", lambda: left.append(None))
     monkeypatch.setattr(comm._runtime, "launch", refuse)
     with pytest.raises(shmemar.DeviceError, match=r"could not launch one_shot.*ILLEGAL_ADDRESS"):
         comm.allreduce(x)

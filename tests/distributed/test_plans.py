@@ -126,7 +126,7 @@ def test_what_is_explained_is_what_runs(
     arrays.reduce(comm, np.ones(32, np.float32))
     found = comm.explain(nbytes=128)
     assert (found.blocks, found.block_threads, found.passes, found.is_compiled) == (1, 128, 1, True)
-    assert found.scratch_nbytes == 4 << 20
+    assert 4_000_000 < found.scratch_nbytes <= 4 << 20
     text = str(found)
     assert text.startswith(f"one_shot/ll for 128 bytes of float32, sum, {comm.size} rank")
     assert "  why: the first for messages of " in text

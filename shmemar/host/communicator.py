@@ -11,7 +11,7 @@ import numpy as np
 
 from shmemar.device.kernels import UserArguments
 from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
-from shmemar.errors import ArgumentError, ShmemarError
+from shmemar.errors import ArgumentError, DeviceError, ShmemarError
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
 from shmemar.host.kernel_set import Explanation, name_of
 from shmemar.host.plan import AllreducePlan, Reduction
@@ -290,8 +290,17 @@ class Communicator(Session):
             name = name_of(prepared.spec)
         number = self._ncalls
         stream_of = no_stream if wanted.on_host else lambda given: self._runtime.stream(given, x)
+        bound = None
+        if len(launches) == 1 and not self._config.check:
+            prepared, grid, arguments = launches[0]
+            bound = self._runtime.bind(prepared.kernel, grid, arguments)
+        current_stream = self._runtime.current_stream_of(x)
 
         def run(stream: Any) -> None:
+            if bound is not None:
+                handle = current_stream() if stream is None else stream_of(stream)
+                if self._bound_launch(bound, handle, name):
+                    return
             self._require_usable()
             with self._runtime.active():
                 handle = self._agree(
@@ -303,6 +312,12 @@ class Communicator(Session):
                     self._launch(launches, handle)
 
         return AllreducePlan(x, wanted.out, name, len(launches), run)
+
+    def _bound_launch(self, bound: Callable[[int], bool], stream: int, name: str) -> bool:
+        try:
+            return bound(stream)
+        except DeviceError as error:
+            self._raise_refused_launch(name, error)
 
     def _broadcast(self, x: Any, root: int, stream: Any) -> Any:
         on_host = self._is_on_host(x)

@@ -115,8 +115,24 @@ class Runtime(Protocol):
             DeviceError: It could not be enqueued.
         """
 
+    def bind(
+        self, kernel: Any, grid: Grid, arguments: AnyArguments
+    ) -> Callable[[int], bool] | None:
+        """Prepare a launch that will be made many times; None where nothing is gained by it.
+
+        Returns:
+            ``launch(stream)``, which returns False, and has launched nothing, where it takes
+            `launch` to do it: once the communicator has failed or was closed, too.
+        """
+
+    def shut(self) -> None:
+        """Let nothing that was bound launch from now on."""
+
     def stream(self, stream: Any, x: Any) -> int:
         """Return the handle of a caller's stream, or of the current one of `x`'s library."""
+
+    def current_stream_of(self, x: Any) -> Callable[[], int]:
+        """Return what returns the handle of the current stream of `x`'s library."""
 
     def operand(self, name: str, array: Any, stream: int, *, writeable: bool) -> Operand:
         """Check one array and describe it."""

@@ -141,6 +141,17 @@ class EmulatedRuntime:
             # Of a user's kernel, in the middle of an exchange: its epochs are lost.
             raise DeviceError(f"the kernel raised {type(error).__name__}: {error}.") from error
 
+    def bind(self, kernel: Any, grid: Grid, arguments: Any) -> Callable[[int], bool] | None:
+        """Say that nothing is gained."""
+        return None
+
+    def shut(self) -> None:
+        """Nothing was bound."""
+
+    def current_stream_of(self, x: Any) -> Callable[[], int]:
+        """There are none."""
+        return lambda: 0
+
     def stream(self, stream: Any, x: Any) -> int:
         """Refuse any stream: calls run to their end."""
         return no_stream(stream)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shmemar.dtypes import DType, as_dtype
 from shmemar.errors import ArgumentError, ArgumentTypeError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = [
     "Operand",
     "check_pair",
+    "current_stream_of",
     "device_operand",
     "host_operand",
     "library_of",
@@ -159,16 +163,7 @@ def stream_handle(stream: Any, x: Any) -> int:
         ArgumentError: Not a stream.
     """
     if stream is None:
-        library = library_of(x)
-        if library == "torch":
-            import torch
-
-            return int(torch.cuda.current_stream(x.device).cuda_stream) if x.is_cuda else 0
-        if library == "cupy":
-            import cupy
-
-            return int(cupy.cuda.get_current_stream().ptr)
-        return 0
+        return current_stream_of(x)()
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
     if hasattr(stream, "__cuda_stream__"):
@@ -182,6 +177,24 @@ def stream_handle(stream: Any, x: Any) -> int:
         f"stream is {stream!r}; expected a stream of CuPy, torch, numba or cuda.core, its handle "
         "as an integer, or None for the current one."
     )
+
+
+def current_stream_of(x: Any) -> Callable[[], int]:
+    """Return what returns the handle of the current stream of `x`'s library.
+
+    CuPy or torch; 0 of others. What has to be found out of `x` is found out here.
+    """
+    library = library_of(x)
+    if library == "torch" and x.is_cuda:
+        from torch.cuda import current_stream
+
+        device = x.device
+        return lambda: int(current_stream(device).cuda_stream)
+    if library == "cupy":
+        from cupy.cuda import get_current_stream
+
+        return lambda: int(get_current_stream().ptr)
+    return lambda: 0
 
 
 def library_of(array: Any) -> str | None:

@@ -34,6 +34,7 @@ __all__ = [
     "current_context_handle",
     "is_capturing",
     "load_kernel",
+    "raise_refusal",
     "set_current_context",
 ]
 
@@ -177,6 +178,11 @@ class CudaKernel:
         self._pointers = (ctypes.c_void_p * nparameters)(*range(base, base + 8 * nparameters, 8))
         self._parameters = ctypes.addressof(self._pointers)
 
+    @property
+    def function(self) -> int:
+        """Handle of the function."""
+        return int(self._function)
+
     def launch(self, grid: Grid, values: list[int], stream: int) -> None:
         """Enqueue the kernel with its parameters' values, 64 bits each."""
         self._values[:] = [*values]
@@ -287,11 +293,19 @@ def capture_of(stream: int) -> int | None:
     return int(number)
 
 
+NO_STREAM = (1 << 64) - 1
+"""In the place of a stream's id."""
+
+
 class StreamOrder:
     """Orders launches on different streams one behind the other, by an event.
 
     Kernels of one communicator share slots and epochs, so two of them must never run at once. What
     is captured into a graph is ordered likewise within it; replays are for the caller to order.
+
+    Attributes:
+        last_stream: Id of the stream of the last launch outside of captures, as an array that
+            prepared launches read (:mod:`shmemar.host.fast_launch`).
     """
 
     def __init__(self) -> None:
@@ -305,6 +319,7 @@ class StreamOrder:
             is_captured: _checked(driver.cuEventCreate(flags)) for is_captured in (False, True)
         }
         self._last: dict[bool, tuple[int | None, int]] = {}
+        self.last_stream = np.full(1, NO_STREAM, np.uint64)
 
     def before_launch(self, stream: int, capture: int | None) -> None:
         """Make `stream`, in `capture`, wait for the last launch, if that was on another one."""
@@ -316,6 +331,13 @@ class StreamOrder:
         if last is not None and last[0] == capture and last[1] != own:
             _checked(self._driver.cuStreamWaitEvent(stream, self._events[is_captured], 0))
         self._last[is_captured] = capture, own
+        if not is_captured:
+            self.last_stream[0] = own
+
+    @property
+    def event(self) -> int:
+        """Handle of the event behind launches outside of captures."""
+        return int(self._events[False])
 
     def after_launch(self, stream: int, capture: int | None) -> None:
         """Mark the launch."""
@@ -331,6 +353,18 @@ def cache_directory(part: str) -> Path:
     """Directory of this user's that keeps `part` from one run to the next; it may be missing."""
     root = environment("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "shmemar" / part
+
+
+def raise_refusal(status: int) -> None:
+    """Raise what the driver meant by a status that is not 0.
+
+    Raises:
+        DeviceError: Always.
+    """
+    from cuda.bindings import driver
+
+    _checked((driver.CUresult(status),))
+    raise DeviceError(f"CUDA refused a call: {status}.")
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

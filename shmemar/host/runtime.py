@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,9 @@ from shmemar.errors import ArgumentError, BackendUnavailableError, DeviceError
 from shmemar.host.arena import Arena
 from shmemar.host.bootstrap import leave_without_finalize, leaves_without_finalize
 from shmemar.host.contract import Control
+from shmemar.host.fast_launch import NOT_AS_USUAL, DriverCalls, Gate, compile_launch
 from shmemar.host.gpus import bind_gpu, has_multicast, is_under_mps, visible_gpus
-from shmemar.host.interop import device_operand, library_of, stream_handle
+from shmemar.host.interop import current_stream_of, device_operand, library_of, stream_handle
 from shmemar.host.launch import (
     CudaKernel,
     StreamOrder,
@@ -28,6 +30,7 @@ from shmemar.host.launch import (
     current_context_handle,
     is_capturing,
     load_kernel,
+    raise_refusal,
     set_current_context,
 )
 from shmemar.host.multicast import DISABLE_NVLS, MulticastFacts, why_no_multicast
@@ -292,6 +295,7 @@ class NvshmemRuntime:
         self._peers = bootstrap.together(lambda: self._reach_peers(hosts, pes), "reach the peers")
         self._setup_stream = self._device.create_stream()
         self._order = StreamOrder()
+        self._gate: Gate | None = None
         # The caller's next array is to be made on this rank's GPU.
         set_current_context(self._context)
 
@@ -349,6 +353,10 @@ class NvshmemRuntime:
         record = LegacyPinnedMemoryResource().allocate(FAILURE_DTYPE.itemsize)
         host = (ctypes.c_uint8 * FAILURE_DTYPE.itemsize).from_address(int(record.handle))
         ctypes.memset(host, 0, FAILURE_DTYPE.itemsize)
+
+        words = np.ctypeslib.as_array(host).view(np.uint32)
+        order = self._order
+        self._gate = Gate(self._context, order.event, words, order.last_stream)
 
         def free() -> None:
             broken.free()
@@ -410,6 +418,38 @@ class NvshmemRuntime:
                 f"stream {stream:#x} is being captured and could not take the call: {error} "
                 "Capture again."
             ) from error
+
+    def bind(
+        self, kernel: Any, grid: Grid, arguments: AnyArguments
+    ) -> Callable[[int], bool] | None:
+        """Prepare a launch for :mod:`shmemar.host.fast_launch`."""
+        gate = self._gate
+        if gate is None:
+            return None
+        values = np.array(arguments.flat(), np.uint64)
+        pointers = values.ctypes.data + 8 * np.arange(values.size, dtype=np.uint64)
+        parameters = pointers.ctypes.data
+        prepared = gate.launch_words(kernel.function, grid.blocks, grid.block_threads, parameters)
+        launch = _fast_launch()
+        words, record, last_stream = gate.words, gate.record, gate.last_stream
+        kept = kernel, values, pointers
+
+        def bound(stream: int, _: Any = kept) -> bool:
+            status = launch(words, record, last_stream, prepared, stream)
+            if status not in (0, NOT_AS_USUAL):
+                raise_refusal(status)
+            return status == 0
+
+        return bound
+
+    def shut(self) -> None:
+        """Shut the gate of what was bound."""
+        if self._gate is not None:
+            self._gate.shut()
+
+    def current_stream_of(self, x: Any) -> Callable[[], int]:
+        """Ask the library that `x` is of."""
+        return current_stream_of(x)
 
     def stream(self, stream: Any, x: Any) -> int:
         """Return the handle of a caller's stream, or of the current one of `x`'s library."""
@@ -559,6 +599,11 @@ class NvshmemRuntime:
                 "kernels need it; start all ranks on one host whose GPUs are linked."
             )
         return addresses
+
+
+@cache
+def _fast_launch() -> Callable[..., int]:
+    return compile_launch(DriverCalls.load())
 
 
 def _start(init: Callable[[], None]) -> None:

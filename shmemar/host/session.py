@@ -8,7 +8,7 @@ import math
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
 
 from shmemar import __version__
 from shmemar.config import COMPILE_TIMEOUT_S, Config
@@ -228,6 +228,7 @@ class Session:
             self._abandon()
             raise
         self._is_closed = True
+        self._runtime.shut()
         self._let_go_of_arrays()
         self._heap.close()
         for scratch in self._all_scratches():
@@ -307,10 +308,13 @@ class Session:
         try:
             self._runtime.launch(kernel, grid, arguments, stream)
         except DeviceError as error:
-            # The peers' kernels may be waiting for this one already.
-            text = f"rank {self.rank} could not launch {spec.name}: {error} Close it."
-            self._break(DeviceError(text))
-            raise self._failure_again() from error
+            self._raise_refused_launch(spec.name, error)
+
+    def _raise_refused_launch(self, name: str, error: DeviceError) -> NoReturn:
+        """Break the communicator: the peers' kernels may be waiting for this one already."""
+        text = f"rank {self.rank} could not launch {name}: {error} Close it."
+        self._break(DeviceError(text))
+        raise self._failure_again() from error
 
     def _arguments(
         self, prepared: Prepared, source: Operand, destination: Operand, root: int = 0
@@ -350,6 +354,7 @@ class Session:
 
     def _abandon(self) -> None:
         self._is_closed = True
+        self._runtime.shut()
         self._let_go_of_arrays()
         self._heap.abandon()
         epochs = [scratch.epochs for scratch in self._all_scratches()]
@@ -400,6 +405,7 @@ class Session:
 
     def _break(self, failure: CollectiveTimeoutError | DeviceError) -> None:
         self._failure = failure
+        self._runtime.shut()
         leave_without_finalize()
 
     def _say_once(self) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import shmemar
 from benchmarks.barriers import measure_barrier, measure_share
+from benchmarks.launches import measure_launches
 from benchmarks.machine_code import disassemble
 from benchmarks.timing import MODES, Case, measure, why_not
 from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
@@ -85,6 +86,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     barrier.add_argument("--protocols", metavar="NAME,...", help="of those that a kernel has")
     barrier.add_argument("--backend", default=None, choices=[b.value for b in Backend])
     barrier.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
+    launches = commands.add_parser(
+        "launches",
+        help="the host's time of a call: of plans, eager calls, a loop in C",
+    )
+    launches.add_argument("--size", default="128", help="of the message; default: 128")
+    launches.add_argument("-d", "--dtype", default="float32", choices=DTYPES)
+    launches.add_argument("-o", "--op", default="sum", choices=[op.value for op in ReduceOp])
+    launches.add_argument("-n", "--samples", default=30, type=int, help="samples of each")
+    launches.add_argument("-r", "--repeats", default=200, type=int, help="calls a sample")
+    launches.add_argument("--backend", default=None, choices=[b.value for b in Backend])
+    launches.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     code = commands.add_parser(
         "machine-code", help="registers, spills and instructions of each kernel, on a GPU host"
     )
@@ -99,12 +111,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("--kernels", [each.value for each in Kernel]),
         ("--protocols", [each.value for each in Protocol]),
     ):
-        given = getattr(arguments, option[2:])
+        given = getattr(arguments, option[2:], None)
         strange = [name for name in given.split(",") if name not in names] if given else []
         if strange:
             parser.error(f"{option} has {strange[0]!r}; expected some of {', '.join(names)}")
     if arguments.command == "machine-code":
         return _machine_code(arguments)
+    if arguments.command == "launches":
+        if arguments.samples < 1 or arguments.repeats < 1:
+            parser.error("--samples and --repeats must be 1 or more")
+        return _launches(arguments)
     modes = arguments.modes.split(",")
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown:
@@ -203,6 +219,34 @@ def _barrier(
             _write_json(arguments.json, {**where, **found})
     wrong = [row.wrong for row in rows] + [share.wrong for share in shares]
     return 1 if any(wrong) else 0
+
+
+def _launches(arguments: argparse.Namespace) -> int:
+    dtype = as_dtype(arguments.dtype)
+    op = as_reduce_op(arguments.op, dtype)
+    count = max(parse_nbytes(arguments.size) // dtype.itemsize, 1)
+    with shmemar.init(load_mpi().COMM_WORLD, backend=arguments.backend) as comm:
+        reason = why_not(comm, "graph")
+        if reason:
+            if comm.rank == 0:
+                print(f"launches: not run, {reason}", file=sys.stderr, flush=True)
+            return 2
+        where = comm.describe()
+        what = dtype, op, count, arguments.samples, arguments.repeats
+        rows = measure_launches(comm, *what)
+        if comm.rank == 0:
+            for name, text in where.items():
+                print(f"# {name}: {text}")
+            print(f"# host microseconds a call, {count * dtype.itemsize} bytes, {dtype.name}")
+            print(f"#{'':>9}{'time':>9}{'p20':>9}{'p80':>9}{'of loop':>9}{'#wrong':>8}")
+            for row in rows:
+                print(
+                    f"{row.contender:>10}{row.median_us:>9.2f}{row.p20_us:>9.2f}"
+                    f"{row.p80_us:>9.2f}{row.of_loop:>9.2f}{row.wrong:>8}"
+                )
+            if arguments.json:
+                _write_json(arguments.json, {**where, "rows": [asdict(row) for row in rows]})
+    return 1 if any(row.wrong for row in rows) else 0
 
 
 def _print_head(where: dict[str, str]) -> None:

@@ -316,3 +316,9 @@ def test_wrong_arguments_of_the_tuner_are_one_line(
     assert done.returncode == 2
     assert expected in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_the_hosts_time_of_a_call_needs_gpus() -> None:
+    done = mpirun(2, "-m", "benchmarks", "launches", "--backend", "emulated", timeout_s=60)
+    assert done.returncode == 2
+    assert done.stdout.count("launches: not run, it needs GPUs") == 1

@@ -147,6 +147,8 @@ def _use_measured_table(made: Communicator, config: Config) -> None:
     if text is not None:
         try:
             made.use_table(parse_table(text, facts, str(path)))
+            if made.rank == 0:
+                logger.info("kernels are chosen by %s", made.table.origin)
         except ConfigurationError as error:
             why = str(error)
     if why is None:

@@ -488,6 +488,84 @@ def test_the_first_call_inside_a_capture_is_refused(comm: shmemar.Communicator, 
     assert agree(right) == [True] * comm.size
 
 
+def nodes_of(stream: Any) -> list[str]:
+    """Types of the nodes that were captured so far."""
+    from cuda.bindings import driver
+
+    def checked(result: tuple[Any, ...]) -> Any:
+        assert result[0] == driver.CUresult.CUDA_SUCCESS
+        return result[1:]
+
+    _, _, graph, *_ = checked(driver.cuStreamGetCaptureInfo(stream.ptr))
+    _, count = checked(driver.cuGraphGetNodes(graph))
+    nodes, _ = checked(driver.cuGraphGetNodes(graph, count))
+    return [checked(driver.cuGraphNodeGetType(node))[0].name for node in nodes[:count]]
+
+
+def test_a_collective_is_one_node_of_a_graph_at_a_plans_first_call_too(
+    comm: shmemar.Communicator, agree: Any
+) -> None:
+    import cupy
+
+    xs = [cupy.full(count, comm.rank + 1, "f4") for count in (1, 3000, 1 << 20)]
+    plans = [comm.plan_allreduce(x) for x in xs]
+    found: list[str] = []
+
+    def body(stream: Any) -> None:
+        for plan in plans:
+            plan(stream=stream)
+        comm.allreduce(xs[0], out=plans[0].out, stream=stream)
+        found.extend(nodes_of(stream))
+
+    replay = capture_with_cupy(body)
+    assert agree(found) == [["CU_GRAPH_NODE_TYPE_KERNEL"] * 4] * comm.size
+    total = comm.size * (comm.size + 1) / 2
+    for _ in range(3):
+        replay()
+    right = all(bool((plan.out == total).all()) for plan in plans)
+    assert agree(right) == [True] * comm.size
+
+
+def test_a_plan_launches_by_itself_until_something_is_not_as_usual(
+    comm: shmemar.Communicator, agree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cupy
+
+    runtime = comm._runtime
+    calls: list[None] = []
+    launch = runtime.launch
+
+    def counted(*arguments: Any) -> None:
+        calls.append(None)
+        launch(*arguments)
+
+    monkeypatch.setattr(runtime, "launch", counted)
+    x = cupy.full(3000, comm.rank + 1, "f4")
+    plan = comm.plan_allreduce(x)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    cupy.cuda.Device().synchronize()
+    counts = []
+    for stream in (streams[0], streams[0], streams[1], streams[1], streams[0]):
+        for _ in range(10):
+            plan(stream=stream)
+        counts.append(len(calls))
+    cupy.cuda.Device().synchronize()
+    right = bool((plan.out == comm.size * (comm.size + 1) / 2).all())
+    # Each change of the stream takes the long way, once.
+    assert agree((counts, right)) == [([1, 1, 2, 2, 3], True)] * comm.size
+
+
+def test_a_plan_of_an_abandoned_communicator_launches_nothing(comm: shmemar.Communicator) -> None:
+    import cupy
+
+    with shmemar.init(comm._bootstrap._comm, backend="nvshmem") as fresh:
+        plan = fresh.plan_allreduce(cupy.ones(4, "f4"))
+        plan()
+        cupy.cuda.Device().synchronize()
+    with pytest.raises(shmemar.ClosedError):
+        plan()
+
+
 def test_the_grid_fits_the_gpu_and_is_the_same_on_all_ranks(
     comm: shmemar.Communicator, agree: Any
 ) -> None:

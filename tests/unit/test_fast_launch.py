@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.launches import compile_loop
 from shmemar.errors import DeviceError
 from shmemar.host import runtime
 from shmemar.host.fast_launch import NOT_AS_USUAL, DriverCalls, Gate, compile_launch
@@ -162,6 +163,15 @@ def test_a_capture_that_has_ended_is_none(launcher: Launcher) -> None:
     assert launcher() == NOT_AS_USUAL
     launcher.driver.captured.clear()
     assert launcher() == 0
+
+
+def test_a_loop_launches_as_often_as_it_says(launcher: Launcher) -> None:
+    loop = compile_loop(launcher.functions)
+    assert loop(FUNCTION, PARAMETERS, 5, 3) == 0
+    launched = ("launch", FUNCTION, 1, 1, 1, 128, 1, 1, 0, 5, PARAMETERS, 0)
+    assert launcher.driver.calls == [launched] * 3
+    launcher.driver.status["launch"] = 700
+    assert loop(FUNCTION, PARAMETERS, 5, 1) == 700
 
 
 # What the runtime makes of it

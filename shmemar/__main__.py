@@ -78,9 +78,9 @@ def _add_tune(commands: Any) -> None:
         help="measure which kernel is fastest at which size, and keep the table for this machine",
         description=(
             "Start it under mpirun: mpirun -n 8 python -m shmemar tune. The table is kept beside "
-            "the compiled kernels; shmemar.init finds it there, for the same GPU, number of ranks "
-            "and ranks on a GPU. SHMEMAR_TABLE=none ignores it. With --draw a table that was kept "
-            "is drawn, without mpirun, and nothing is measured."
+            "the compiled kernels; shmemar.init finds it there, for the same GPU, number of ranks, "
+            "ranks on a GPU and MPS. SHMEMAR_TABLE=none ignores it. With --draw a table that was "
+            "kept is drawn, without mpirun, and nothing is measured."
         ),
     )
     tune.add_argument("-b", "--smallest", default="128", metavar="SIZE", help="default: 128")
@@ -240,9 +240,9 @@ def _allreduce(arguments: argparse.Namespace) -> int:
 def _tune(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from shmemar.config import set_default, set_variable
+    from shmemar.config import set_variable
     from shmemar.host.bootstrap import load_mpi
-    from shmemar.host.plotting import draw, read_table
+    from shmemar.host.plotting import draw, read_table, require_matplotlib
     from shmemar.host.sweep import message_sizes, parse_nbytes
     from shmemar.host.tables import facts_of, kept_path, table_document, write_table
     from shmemar.host.tuning import Effort, table_of, tune
@@ -262,11 +262,14 @@ def _tune(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) < 1:
             raise ArgumentError(f"{name} is {getattr(arguments, name)}; expected 1 or more.")
 
+    _refuse_to_keep(arguments)
+    if arguments.plot:
+        require_matplotlib()
+
     import shmemar
 
-    # A table is not measured by means of another; all kernels' scratch has to have room at once.
+    # A table is not measured by means of another.
     set_variable("SHMEMAR_TABLE", "none")
-    set_default("SHMEMAR_HEAP_NBYTES", str(512 << 20))
     world = load_mpi().COMM_WORLD
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with shmemar.init(world, backend=arguments.backend, determinism="not_guaranteed") as comm:
@@ -275,14 +278,14 @@ def _tune(arguments: argparse.Namespace) -> int:
         rows = tune(comm, sizes, dtype, op, effort, progress)
         if comm.rank:
             return int(any(row.wrong for row in rows))
-        facts = facts_of(comm.describe())
-        description = comm.describe()
+        description, beyond = comm.describe(), comm.table
+    facts = facts_of(description)
     path = Path(arguments.output) if arguments.output else kept_path(facts)
-    table = table_of(rows, str(path))
+    table = table_of(rows, str(path), beyond)
     print(f"{'#size':>12}{'up to':>12}  fastest first, microseconds")
-    for nbytes, band in zip(sizes, table.bands, strict=True):
+    for nbytes, band in zip(sizes, table.bands, strict=False):
         listed = ", ".join(f"{each.name} {each.latency_us:.2f}" for each in band.candidates)
-        print(f"{nbytes:>12}{band.up_to or 'any':>12}  {listed}")
+        print(f"{nbytes:>12}{band.up_to:>12}  {listed}")
     wrong = sum(row.wrong for row in rows)
     if wrong:
         print(f"# {wrong} wrong; no table is kept", flush=True)
@@ -304,6 +307,30 @@ def _tune(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         draw(document, Path(arguments.plot))
     return 0
+
+
+def _refuse_to_keep(arguments: argparse.Namespace) -> None:
+    """Refuse what would make a table for special use the one of the machine."""
+    from shmemar.config import Config
+
+    if arguments.output:
+        return
+    config = Config.from_environment()
+    special = {
+        f"SHMEMAR_{name.upper()}": getattr(config, name) != getattr(Config(), name)
+        for name in ("kernel", "protocol", "multicast", "max_blocks")
+    }
+    special |= {
+        f"--dtype {arguments.dtype}": arguments.dtype != "float32",
+        f"--op {arguments.op}": arguments.op != "sum",
+    }
+    found = [name for name, is_special in special.items() if is_special]
+    if found:
+        raise ArgumentError(
+            f"{', '.join(found)} would make a table for that alone the one of this machine; "
+            "expected --output with it. Name a file there, and SHMEMAR_TABLE where it is to be "
+            "used."
+        )
 
 
 def _progress(done: int, total: int, what: str) -> None:

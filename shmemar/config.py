@@ -32,7 +32,7 @@ DEFAULT_TIMEOUT_S = 60.0
 COMPILE_TIMEOUT_S = 120.0
 """Least deadline for the peers to compile a kernel, which takes seconds of CPU time each."""
 
-DEFAULT_HEAP_NBYTES = 256 << 20
+DEFAULT_HEAP_NBYTES = 512 << 20
 PREFIX = "SHMEMAR_"
 
 logger = logging.getLogger(__name__)

@@ -62,11 +62,24 @@ def mpirun(
 def run_distributed_suite(nranks: int, ncalls: int) -> subprocess.CompletedProcess[str]:
     """Run tests/distributed on `nranks` ranks, with `ncalls` calls in its random sequence."""
     suite = "-m", "pytest", "--distributed", f"--random-calls={ncalls}", "tests/distributed"
-    return mpirun(
+    command = mpirun_command(
         nranks,
         *(*suite, "--in-turn", "-q", "-p", "no:cacheprovider", "--color=no", "--maxfail=3"),
-        timeout_s=1200,
-        # Half of the time goes into LLVM's optimisation, which tests/ptx and the main job have.
-        variables={"SHMEMAR_TIMEOUT_S": "30", "NUMBA_OPT": "1"},
         options=("--output", "tag"),
     )
+    # Half of the time goes into LLVM's optimisation, which tests/ptx and the main job have.
+    variables = {"SHMEMAR_TIMEOUT_S": "30", "NUMBA_OPT": "1"}
+    with subprocess.Popen(
+        command,
+        env=clean_environment(variables),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=1200)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            output = process.communicate()[0] + "\nended after 1200 s"
+    return subprocess.CompletedProcess(command, process.returncode, output)

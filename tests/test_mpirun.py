@@ -305,6 +305,10 @@ def test_the_tuner_keeps_a_table_that_names_itself(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (("-n", "0"), "samples is 0; expected 1 or more"),
+        (
+            ("-d", "int32"),
+            "--dtype int32 would make a table for that alone the one of",
+        ),
         (("-b", "many"), "size is 'many'"),
         (("--draw", "none.json", "--plot", "plot.svg"), "none.json is no table of the tuner's"),
     ],

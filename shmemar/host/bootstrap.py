@@ -166,8 +166,8 @@ class Bootstrap:
                     rank=self.rank,
                     missing=missing,
                 )
-            # A peer that compiles takes seconds, and wants this core.
-            time.sleep(0 if waited_s < 0.01 else min(waited_s / 50, 0.01))
+            # A peer that takes longer compiles, and wants this core.
+            time.sleep(0 if waited_s < 0.01 else 0.0002 if waited_s < 0.3 else 0.005)
 
     def raise_together(
         self, error: Exception | None, doing: str, timeout_s: float | None = None

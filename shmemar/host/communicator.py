@@ -74,10 +74,11 @@ class Communicator(Session):
         its other calls. Each rank may place `x` and `out` as it likes, in place or not.
 
         Elements are combined in rank order, so a result does not depend on timing, nor on the size
-        of the message. 16-bit types are accumulated in float32 and rounded once. Integers wrap;
-        ``min`` and ``max`` propagate NaN and order -0 below +0; ``avg`` is the sum times the
-        reciprocal of the number of ranks. ``ll128_atomic``, where it is pinned, adds as elements
-        arrive, and rounds to their type at each addition: ranks agree, and runs need not.
+        of the message, but for one NaN in the place of another. 16-bit types are accumulated in
+        float32 and rounded once. Integers wrap; ``min`` and ``max`` propagate NaN and order -0
+        below +0; ``avg`` is the sum times the reciprocal of the number of ranks. ``ll128_atomic``,
+        where it is pinned, or where a measured table lists it and `determinism` admits it, adds as
+        elements arrive, and rounds to their type at each addition: ranks agree, and runs need not.
 
         On GPUs the work is enqueued on `stream`, and the call returns before it is done; what goes
         wrong there is raised by the next call or by `check`. numpy arrays are reduced by MPI's own
@@ -124,8 +125,8 @@ class Communicator(Session):
     ) -> AllreducePlan:
         """Check and decide an all-reduce once, for calls that do nothing but launch it.
 
-        Collective, as its calls are. Its kernel is compiled here, so that the first call may be
-        captured into a CUDA graph.
+        Collective, as its calls are, and not to be made inside a capture. Its kernel is compiled
+        here, so that the first call may be captured into a CUDA graph.
 
         Args:
             x: As of `allreduce`.
@@ -154,8 +155,8 @@ class Communicator(Session):
     ) -> None:
         """Compile what all-reduces of a type may use, and allocate its scratch, ahead of them.
 
-        Collective. Calls behind it, of sizes up to `nbytes`, may be captured into a CUDA graph at
-        once, and none of them takes seconds.
+        Collective, and not to be made inside a capture. Calls behind it, of sizes up to `nbytes`,
+        may be captured into a CUDA graph at once, and none of them takes seconds.
 
         Args:
             dtype: Name of the element type.
@@ -297,9 +298,9 @@ class Communicator(Session):
         current_stream = self._runtime.current_stream_of(x)
 
         def run(stream: Any) -> None:
-            if bound is not None:
+            if bound is not None and self._bootstrap.is_alive:
                 handle = current_stream() if stream is None else stream_of(stream)
-                if self._bound_launch(bound, handle, name):
+                if self._bound_launch(bound, handle, prepared.spec.name):
                     return
             self._require_usable()
             with self._runtime.active():
@@ -311,7 +312,8 @@ class Communicator(Session):
                 elif launches:
                     self._launch(launches, handle)
 
-        return AllreducePlan(x, wanted.out, name, len(launches), run)
+        blocks = launches[0].grid.blocks if launches else 0
+        return AllreducePlan(x, wanted.out, name, len(launches), blocks, run)
 
     def _bound_launch(self, bound: Callable[[int], bool], stream: int, name: str) -> bool:
         try:
@@ -587,6 +589,9 @@ class Communicator(Session):
                 take = _take_on_host if on_host else self._runtime.operand
                 handle = no_stream(None) if on_host else self._runtime.stream(None, x)
                 source = take("x", x, handle, writeable=False)
+                why = None if on_host or out is not None else self._runtime.why_no_new_array(x)
+                if why is not None:
+                    return False, why
                 if out is not None:
                     check_pair(source, take("out", out, handle, writeable=True))
                 reduce_op = as_reduce_op(op, source.dtype)

@@ -120,6 +120,8 @@ class Runtime(Protocol):
     ) -> Callable[[int], bool] | None:
         """Prepare a launch that will be made many times; None where nothing is gained by it.
 
+        Collective when it is asked for first.
+
         Returns:
             ``launch(stream)``, which returns False, and has launched nothing, where it takes
             `launch` to do it: once the communicator has failed or was closed, too.
@@ -139,6 +141,9 @@ class Runtime(Protocol):
 
     def empty_like(self, x: Any, stream: int) -> Any:
         """Allocate an array like `x` for use on `stream`, in the library that `x` is of."""
+
+    def why_no_new_array(self, x: Any) -> str | None:
+        """Say why `empty_like` can't make an array like `x`; None where it can."""
 
     def symmetric_array(
         self, memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any]

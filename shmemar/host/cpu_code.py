@@ -28,7 +28,8 @@ class CpuCode(NamedTuple):
     """A compiled kernel, for any process on this host.
 
     Attributes:
-        symbol: Name of the function ``void(arguments*, rank, nthreads, block_threads)``.
+        symbol: Name of the function ``void(arguments*, rank, nthreads, block_threads, done*)``,
+            which sets ``*done`` to 1 when it comes to its end.
         ir: LLVM's intermediate representation, optimised.
     """
 
@@ -53,19 +54,28 @@ def generate(spec: KernelSpec, layout: AnyLayout) -> CpuCode:
     body = device(kernels.build(spec, layout))
 
     def entry(
-        arguments: list[KernelArguments], rank: int, nthreads: int, block_threads: int
+        arguments: list[KernelArguments],
+        rank: int,
+        nthreads: int,
+        block_threads: int,
+        done: list[int],
     ) -> None:
         for thread in range(nthreads):
             body(arguments[0], rank, thread, nthreads, block_threads)
+        done[0] = 1
 
-    parameters = types.CPointer(kernels.numba_type(spec)), types.int64, types.int64, types.int64
-    compiled = cfunc(types.void(*parameters))(entry)
+    passed, number = types.CPointer(kernels.numba_type(spec)), types.int64
+    signature = types.void(passed, number, number, number, types.CPointer(number))
+    compiled = cfunc(signature)(entry)
     return CpuCode(compiled.native_name, compiled.inspect_llvm())
 
 
 @cache
 def load(code: CpuCode) -> Callable[[KernelArguments, int, int, int], None]:
-    """Return ``run(arguments, rank, nthreads, block_threads)``, which lets go of Python's lock."""
+    """Return ``run(arguments, rank, nthreads, block_threads)``, which lets go of Python's lock.
+
+    It raises MemoryError where the kernel did not come to its end: it has nothing else to raise.
+    """
     from llvmlite import binding
 
     _start_numba()
@@ -74,12 +84,16 @@ def load(code: CpuCode) -> Callable[[KernelArguments, int, int, int], None]:
     )
     engine = binding.create_mcjit_compiler(binding.parse_assembly(code.ir), machine)
     engine.finalize_object()
-    prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+    prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p)
     function = prototype(engine.get_function_address(code.symbol))
 
     def run(arguments: KernelArguments, rank: int, nthreads: int, block_threads: int) -> None:
         words: Any = np.array(arguments.flat(), np.uint64)
-        function(words.ctypes.data, rank, nthreads, block_threads)
+        done = ctypes.c_int64(0)
+        function(words.ctypes.data, rank, nthreads, block_threads, ctypes.addressof(done))
+        if not done.value:
+            # numba can't let an exception out of what C may call; it prints it.
+            raise MemoryError("the kernel ended early; what numba printed says why")
 
     run.engine = engine  # type: ignore[attr-defined] # which owns the code
     return run

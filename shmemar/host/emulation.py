@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,7 +129,7 @@ class EmulatedRuntime:
                 run = self._bootstrap.together(lambda: _compile(spec), doing, deadline_s)
             else:
                 code = self._bootstrap.from_first(lambda: generate(spec, layout), doing, deadline_s)
-                run = self._bootstrap.together(lambda: load(code), f"load {spec.name}")
+                run = self._bootstrap.together(lambda: load(code), f"load {spec.name}", deadline_s)
             self._kernels[key] = _EmulatedKernel(run)
         return self._kernels[key]
 
@@ -164,6 +164,10 @@ class EmulatedRuntime:
         """Allocate with numpy."""
         return np.empty_like(x)
 
+    def why_no_new_array(self, x: Any) -> str | None:
+        """Nothing is against it."""
+        return None
+
     def symmetric_array(
         self, memory: SharedMemory, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> SymmetricArray:
@@ -193,6 +197,7 @@ class EmulatedRuntime:
         """Nothing to keep: no kernel runs once `launch` has returned."""
 
 
+@cache
 def _compile(spec: UserKernelSpec) -> Callable[..., None]:
     from numba import njit, types
 

@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["NOT_AS_USUAL", "DriverCalls", "Gate", "compile_launch"]
+__all__ = ["NOT_AS_USUAL", "DriverCalls", "Gate", "compile_launch", "launch_words"]
 
 NOT_AS_USUAL = -1
 """Returned where nothing was launched; else it is a CUresult."""
 
 _VALID = failure_offset("valid") // 4
 
-_IS_OPEN, _CONTEXT, _EVENT, _CONTEXT_NOW, _CAPTURING, _STREAM_ID = range(6)
+_IS_OPEN, _CONTEXT, _EVENT = range(3)
+_FUNCTION, _BLOCKS, _THREADS, _PARAMETERS, _CONTEXT_NOW, _CAPTURING, _STREAM_ID, _ROOMS = range(8)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Gate:
     """What launches of one communicator look at first.
 
     Attributes:
-        words: Open or not, context, event, and room for the driver's answers.
+        words: Open or not, context, event.
         record: The failure record, which a kernel may write.
         last_stream: Id of the stream of the last launch outside of captures.
     """
@@ -89,8 +90,7 @@ class Gate:
         last_stream: NDArray[np.uint64],
     ) -> None:
         """Make an open one."""
-        self.words = np.zeros(6, np.uint64)
-        self.words[[_IS_OPEN, _CONTEXT, _EVENT]] = 1, context, event
+        self.words = np.array([1, context, event], np.uint64)
         self.record = record
         self.last_stream = last_stream
 
@@ -98,21 +98,32 @@ class Gate:
         """Let nothing through from now on."""
         self.words[_IS_OPEN] = 0
 
-    def launch_words(
-        self, function: int, blocks: int, block_threads: int, parameters: int
-    ) -> NDArray[np.uint64]:
-        """What is particular to one launch; `parameters` is the address of `kernelParams`."""
-        base = self.words.ctypes.data
-        rooms = [base + 8 * at for at in (_CONTEXT_NOW, _CAPTURING, _STREAM_ID)]
-        return np.array([function, blocks, block_threads, parameters, *rooms], np.uint64)
+
+def launch_words(
+    function: int, blocks: int, block_threads: int, parameters: int
+) -> NDArray[np.uint64]:
+    """What is particular to one launch, with room for the driver's answers.
+
+    Launches from several threads at once need one each.
+
+    Args:
+        function: Handle of the function.
+        blocks: Blocks.
+        block_threads: Threads a block.
+        parameters: Address of ``kernelParams``.
+    """
+    words = np.array([function, blocks, block_threads, parameters, *[0] * 4], np.uint64)
+    words[_ROOMS] = words.ctypes.data
+    return words
 
 
 def compile_launch(driver: DriverCalls) -> Callable[..., int]:
     """Compile ``launch(gate.words, gate.record, gate.last_stream, launch_words, stream)``.
 
-    It returns what the driver returned, or `NOT_AS_USUAL`: where the gate is shut or the failure
-    record written, in another context, for a stream that is being captured or is not that of the
-    launch before, and where the driver says no to one of these questions.
+    It lets go of Python's lock: a launch waits where the stream's queue is full. It returns what
+    the driver returned, or `NOT_AS_USUAL`: where the gate is shut or the failure record written, in
+    another context, for a stream that is being captured or is not that of the launch before, and
+    where the driver says no to one of these questions.
     """
     from numba import njit, types
 
@@ -122,6 +133,9 @@ def compile_launch(driver: DriverCalls) -> Callable[..., int]:
     launch_kernel = driver.launch_kernel
     event_record = driver.event_record
     one, none = np.uint32(1), np.uint32(0)
+    context_now, capturing, stream_id = (
+        np.uint64(8 * at) for at in (_CONTEXT_NOW, _CAPTURING, _STREAM_ID)
+    )
 
     def launch(
         words: NDArray[np.uint64],
@@ -132,16 +146,26 @@ def compile_launch(driver: DriverCalls) -> Callable[..., int]:
     ) -> int:
         if words[_IS_OPEN] == 0 or record[_VALID] != 0:
             return NOT_AS_USUAL
-        if ctx_get_current(prepared[4]) != 0 or words[_CONTEXT_NOW] != words[_CONTEXT]:
+        room = prepared[_ROOMS]
+        if ctx_get_current(room + context_now) != 0 or prepared[_CONTEXT_NOW] != words[_CONTEXT]:
             return NOT_AS_USUAL
-        words[_CAPTURING] = 0
-        if stream_is_capturing(stream, prepared[5]) != 0 or words[_CAPTURING] != 0:
+        prepared[_CAPTURING] = 0
+        if stream_is_capturing(stream, room + capturing) != 0 or prepared[_CAPTURING] != 0:
             return NOT_AS_USUAL
-        if stream_get_id(stream, prepared[6]) != 0 or words[_STREAM_ID] != last_stream[0]:
+        if stream_get_id(stream, room + stream_id) != 0 or prepared[_STREAM_ID] != last_stream[0]:
             return NOT_AS_USUAL
-        blocks, threads = np.uint32(prepared[1]), np.uint32(prepared[2])
         status = launch_kernel(
-            prepared[0], blocks, one, one, threads, one, one, none, stream, prepared[3], 0
+            prepared[_FUNCTION],
+            np.uint32(prepared[_BLOCKS]),
+            one,
+            one,
+            np.uint32(prepared[_THREADS]),
+            one,
+            one,
+            none,
+            stream,
+            prepared[_PARAMETERS],
+            0,
         )
         if status == 0:
             status = event_record(words[_EVENT], stream)
@@ -149,6 +173,6 @@ def compile_launch(driver: DriverCalls) -> Callable[..., int]:
 
     word = types.uint64[::1]
     compiled: Callable[..., int] = njit(
-        types.int64(word, types.uint32[::1], word, word, types.uint64)
+        types.int64(word, types.uint32[::1], word, word, types.uint64), nogil=True
     )(launch)
     return compiled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "Operand",
     "check_pair",
     "current_stream_of",
+    "current_streams",
     "device_operand",
     "host_operand",
     "library_of",
@@ -195,6 +197,21 @@ def current_stream_of(x: Any) -> Callable[[], int]:
 
         return lambda: int(get_current_stream().ptr)
     return lambda: 0
+
+
+def current_streams() -> list[int]:
+    """Handles of the current streams of CuPy and torch, as far as they are loaded."""
+    found = []
+    if "cupy" in sys.modules:
+        from cupy.cuda import get_current_stream
+
+        found.append(int(get_current_stream().ptr))
+    if "torch" in sys.modules:
+        import torch
+
+        if torch.cuda.is_initialized():
+            found.append(int(torch.cuda.current_stream().cuda_stream))
+    return found
 
 
 def library_of(array: Any) -> str | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shmemar.host.scratch import Scratch, layout_for, make_scratch
-from shmemar.host.selector import refusals, select
+from shmemar.host.selector import refusals, select, with_multicast
 from shmemar.layout import (
     MAX_LAUNCH_PACKETS,
     BarrierLayout,
@@ -16,7 +16,7 @@ from shmemar.layout import (
     grid_for,
     packet_count,
 )
-from shmemar.spec import Kernel, KernelSpec, Protocol, why_impossible
+from shmemar.spec import Kernel, KernelSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,7 +167,7 @@ class KernelSet:
 
     def with_multicast(self, spec: KernelSpec) -> KernelSpec:
         """The multicast form of a kernel that is no all-reduce, where it may be used."""
-        return (_multicast_form(spec) or spec) if self.terms.multicast else spec
+        return with_multicast(spec, self.terms)
 
     def prepare(self, spec: KernelSpec, stream: int, max_blocks: int | None = None) -> Prepared:
         """Compile a kernel and allocate its scratch. Collective when it is asked for first.
@@ -183,7 +183,9 @@ class KernelSet:
         if _scratch_key(spec) not in self.scratches:
             self._runtime.refuse_capture(spec.name, stream)
         if spec.multicast and not self.scratch_for(spec).region.window:
-            return self.prepare(replace(spec, multicast=False), stream, max_blocks)
+            plain = self.prepare(replace(spec, multicast=False), stream, max_blocks)
+            self._prepared[spec, max_blocks] = plain
+            return plain
         kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream)
         most = self.max_blocks(kernel, max_blocks)
         prepared = Prepared(spec, kernel, self.scratch_for(spec), most)
@@ -213,11 +215,11 @@ class KernelSet:
     def explain(self, nbytes: int, dtype: DType, op: ReduceOp) -> Explanation:
         """Say what `choose` chooses, and why nothing else."""
         choice = self.choose(nbytes, dtype, op)
-        spec, layout = choice.spec, layout_for(choice.spec, self._config)
+        spec, most = choice.spec, self._least(choice.candidate.max_blocks)
         prepared = self._prepared.get((spec, choice.candidate.max_blocks))
-        most = self._least(choice.candidate.max_blocks)
         if prepared is not None:
-            most = prepared.max_blocks
+            spec, most = prepared.spec, prepared.max_blocks
+        layout = layout_for(spec, self._config)
         longest = MAX_LAUNCH_PACKETS * spec.payload_nbytes
         grid = _grid(spec, min(nbytes, longest), layout, most)
         return Explanation(
@@ -266,9 +268,3 @@ def _scratch_key(spec: KernelSpec) -> tuple[Kernel, Protocol, bool]:
     # A broadcast is an exchange of the one-shot's slots, so they share a region and epochs.
     owner = Kernel.ONE_SHOT if spec.kernel is Kernel.BROADCAST else spec.kernel
     return owner, spec.protocol, spec.multicast
-
-
-@cache
-def _multicast_form(spec: KernelSpec) -> KernelSpec | None:
-    what = spec.kernel, spec.protocol, spec.dtype, spec.op, spec.nranks
-    return None if why_impossible(*what, multicast=True) else replace(spec, multicast=True)

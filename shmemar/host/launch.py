@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import re
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmemar.config import environment
 from shmemar.device.kernels import KernelArguments, build, numba_type
 from shmemar.errors import ArgumentError, DeviceError, ShmemarError
+from shmemar.host.files import cache_directory
 from shmemar.layout import BLOCK_THREADS
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CudaKernel",
     "StreamOrder",
-    "cache_directory",
     "capture_of",
     "compile_ptx",
     "copy_to_host",
@@ -347,12 +345,6 @@ class StreamOrder:
         """Free the events."""
         for event in self._events.values():
             _checked(self._driver.cuEventDestroy(event))
-
-
-def cache_directory(part: str) -> Path:
-    """Directory of this user's that keeps `part` from one run to the next; it may be missing."""
-    root = environment("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "shmemar" / part
 
 
 def raise_refusal(status: int) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
@@ -39,8 +38,8 @@ from shmemar.device.litmus import (
     WRITES,
 )
 from shmemar.errors import ArgumentError, DeviceError
+from shmemar.host.files import kept_file, write_whole
 from shmemar.host.gpus import GpuFacts, facts_of
-from shmemar.host.launch import cache_directory
 from shmemar.host.ranks import name_ranks
 from shmemar.host.runtime import bound_gpu
 from shmemar.host.survey import installed, kernel_driver
@@ -422,7 +421,7 @@ def lines_verdict(
     if why is not None:
         return LinesVerdict(passed=False, text=why)
     key = _key([gpu for gpu in facts if gpu is not None], kernel_driver())
-    path = cache_directory("litmus") / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    path = kept_file("litmus", key)
     known = comm.host_allgather(recall(path, key) if comm.rank == 0 else None)[0]
     if known is not None:
         return known
@@ -465,10 +464,7 @@ def recall(path: Path, key: str) -> LinesVerdict | None:
 def remember(path: Path, key: str, report: LitmusReport) -> None:
     """Write a report, so that another process finds all of it or nothing."""
     text = json.dumps({"key": key, "report": asdict(report)}, indent=1)
-    part = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        write_whole(path, text)
     except OSError as error:
         logger.warning("the litmus test will run again next time: %s", error)

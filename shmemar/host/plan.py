@@ -52,15 +52,23 @@ class AllreducePlan:
         kernel: Kernel and protocol that serve it, such as ``one_shot/ll``; ``mpi`` of host arrays,
             and ``none`` of arrays without elements.
         launches: Kernel launches of a call: 1, or more for messages of gigabytes; 0 for those two.
+        blocks: Blocks of the first launch; 0 for those two.
     """
 
     def __init__(
-        self, x: Any, out: Any, kernel: str, launches: int, run: Callable[[Any], None]
+        self,
+        x: Any,
+        out: Any,
+        kernel: str,
+        launches: int,
+        blocks: int,
+        run: Callable[[Any], None],
     ) -> None:
         """Use `Communicator.plan_allreduce`."""
         self.out = out
         self.kernel = kernel
         self.launches = launches
+        self.blocks = blocks
         self._x = x
         self._run = run
 
@@ -69,6 +77,10 @@ class AllreducePlan:
 
         Collective: every rank calls its plan of the same all-reduce, in the same order as its other
         calls.
+
+        Of the arrays nothing is asked again. So work on `x` that was enqueued on another stream is
+        for the caller to order before `stream`; an eager call waits for the stream that the array
+        names.
 
         Args:
             stream: As of `Communicator.allreduce`; it may be captured into a CUDA graph, at the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from shmemar.errors import ArgumentError, BackendUnavailableError
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["draw", "read_table"]
+__all__ = ["draw", "read_table", "require_matplotlib"]
 
 _MARKERS = "osv^D<>Pd"
 _DASHES = ("-", "--", ":", "-.")
@@ -25,13 +26,27 @@ def read_table(path: Path) -> dict[str, Any]:
     """
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not document["rows"] or not document["bands"]:
-            raise ValueError("it has no rows")
+        for name in ("rows", "bands", "facts", "mode", "dtype", "op", "date"):
+            if not document[name]:
+                raise ValueError(f"its {name} is empty")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArgumentError(
             f"{path} is no table of the tuner's ({type(error).__name__}: {error})."
         ) from error
     return document
+
+
+def require_matplotlib() -> None:
+    """Look for matplotlib.
+
+    Raises:
+        BackendUnavailableError: It is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise BackendUnavailableError(
+            "a plot needs matplotlib; pip install 'shmemar[plot]', and draw the kept "
+            "table: python -m shmemar tune --draw TABLE --plot FILE."
+        )
 
 
 def draw(document: Mapping[str, Any], path: Path) -> None:
@@ -41,15 +56,11 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
         BackendUnavailableError: matplotlib is not installed.
         ArgumentError: The file could not be written, or its suffix is unknown to matplotlib.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import LogLocator
-    except ImportError as error:
-        raise BackendUnavailableError(
-            f"a plot needs matplotlib ({error}); pip install 'shmemar[plot]', and draw the kept "
-            "table: python -m shmemar tune --draw TABLE --plot FILE."
-        ) from error
+    require_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
     best: dict[str, dict[int, float]] = {}
     for row in document["rows"]:
         points = best.setdefault(row["kernel"], {})
@@ -70,7 +81,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
                 markersize=4,
             )
         sizes = sorted({row["nbytes"] for row in document["rows"]})
-        fastest = [band["candidates"][0]["latency_us"] for band in document["bands"]]
+        fastest = [min(points[n] for points in best.values() if n in points) for n in sizes]
         axes.plot(sizes, fastest, color="black", linewidth=6, alpha=0.15, label="fastest", zorder=0)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -82,11 +93,11 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
         axes.set_xlabel("message")
         axes.set_ylabel(f"microseconds an all-reduce, {document['mode']}")
         facts = document["facts"]
-        machine = f"{facts['GPU']}, {facts['ranks on a GPU']} on a GPU"
-        if facts["backend"] == "emulated":
+        machine = f"{facts.get('GPU')}, {facts.get('ranks on a GPU')} on a GPU"
+        if facts.get("backend") == "emulated":
             machine = "emulated on a CPU"
         axes.set_title(
-            f"{facts['ranks']} ranks, {machine}; {document['dtype']} {document['op']}, "
+            f"{facts.get('ranks')} ranks, {machine}; {document['dtype']} {document['op']}, "
             f"{document['date'][:10]}",
             fontsize=9,
         )

@@ -19,9 +19,21 @@ from shmemar.errors import ArgumentError, BackendUnavailableError, DeviceError
 from shmemar.host.arena import Arena
 from shmemar.host.bootstrap import leave_without_finalize, leaves_without_finalize
 from shmemar.host.contract import Control
-from shmemar.host.fast_launch import NOT_AS_USUAL, DriverCalls, Gate, compile_launch
+from shmemar.host.fast_launch import (
+    NOT_AS_USUAL,
+    DriverCalls,
+    Gate,
+    compile_launch,
+    launch_words,
+)
 from shmemar.host.gpus import bind_gpu, has_multicast, is_under_mps, visible_gpus
-from shmemar.host.interop import current_stream_of, device_operand, library_of, stream_handle
+from shmemar.host.interop import (
+    current_stream_of,
+    current_streams,
+    device_operand,
+    library_of,
+    stream_handle,
+)
 from shmemar.host.launch import (
     CudaKernel,
     StreamOrder,
@@ -296,6 +308,7 @@ class NvshmemRuntime:
         self._setup_stream = self._device.create_stream()
         self._order = StreamOrder()
         self._gate: Gate | None = None
+        self._launch_plan: Callable[..., int] | None = None
         # The caller's next array is to be made on this rank's GPU.
         set_current_context(self._context)
 
@@ -370,12 +383,14 @@ class NvshmemRuntime:
         Raises:
             ArgumentError: `stream` is being captured.
         """
-        if is_capturing(stream):
-            raise ArgumentError(
-                f"{name} is called for the first time while stream {stream:#x} is being captured "
-                "into a CUDA graph; expected a call before the capture, which loads the kernel and "
-                "allocates its scratch. Make the same call once outside of it."
-            )
+        for each in (stream, *current_streams()):
+            if is_capturing(each):
+                raise ArgumentError(
+                    f"{name} is called for the first time while stream {each:#x} is being captured "
+                    "into a CUDA graph; expected a call before the capture, which loads the kernel "
+                    "and allocates its scratch. Make the same call once outside of it, or call "
+                    "prepare() before."
+                )
 
     def compile(self, spec: AnyKernelSpec, layout: AnyLayout, stream: int) -> CompiledKernel:
         """Compile to a cubin and load it. Collective.
@@ -422,15 +437,19 @@ class NvshmemRuntime:
     def bind(
         self, kernel: Any, grid: Grid, arguments: AnyArguments
     ) -> Callable[[int], bool] | None:
-        """Prepare a launch for :mod:`shmemar.host.fast_launch`."""
+        """Prepare a launch for :mod:`shmemar.host.fast_launch`. Collective at first."""
         gate = self._gate
         if gate is None:
             return None
         values = np.array(arguments.flat(), np.uint64)
         pointers = values.ctypes.data + 8 * np.arange(values.size, dtype=np.uint64)
         parameters = pointers.ctypes.data
-        prepared = gate.launch_words(kernel.function, grid.blocks, grid.block_threads, parameters)
-        launch = _fast_launch()
+        prepared = launch_words(kernel.function, grid.blocks, grid.block_threads, parameters)
+        if self._launch_plan is None:
+            self._launch_plan = self._bootstrap.together(
+                _fast_launch, "compile the launch of plans", self._compile_timeout_s
+            )
+        launch = self._launch_plan
         words, record, last_stream = gate.words, gate.record, gate.last_stream
         kept = kernel, values, pointers
 
@@ -480,7 +499,13 @@ class NvshmemRuntime:
                 f"no array like x could be allocated ({type(error).__name__}: {error}). Free "
                 "memory, or give out=."
             ) from error
-        raise ArgumentError(
+        raise ArgumentError(self.why_no_new_array(x))
+
+    def why_no_new_array(self, x: Any) -> str | None:
+        """Say whose arrays can't be made."""
+        if library_of(x) is not None:
+            return None
+        return (
             f"out is None, and x is {type(x).__module__}.{type(x).__name__}; expected out= for an "
             "array that is neither CuPy's nor torch's."
         )

@@ -6,7 +6,7 @@ a clock, a device or an array, so ranks that agree on `Terms` choose alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shmemar.errors import ArgumentError
@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
     from shmemar.dtypes import DType, ReduceOp
 
-__all__ = ["CANDIDATES", "Band", "Candidate", "Choice", "Table", "Terms", "refusals", "select"]
+__all__ = [
+    "CANDIDATES",
+    "Band",
+    "Candidate",
+    "Choice",
+    "Table",
+    "Terms",
+    "refusals",
+    "select",
+    "with_multicast",
+]
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,8 @@ def select(nbytes: int, dtype: DType, op: ReduceOp, terms: Terms) -> Choice:
     """
     for place, candidate in enumerate(_ranked(nbytes, terms)):
         if _why_not(candidate, dtype, op, terms) is None:
-            return Choice(_spec(candidate, dtype, op, terms), candidate, _why(nbytes, place, terms))
+            spec = KernelSpec(candidate.kernel, candidate.protocol, dtype, op, terms.nranks)
+            return Choice(with_multicast(spec, terms), candidate, _why(nbytes, place, terms))
     pinned = [c for c in CANDIDATES if _why_not_pinned(c, terms) is None]
     if not pinned:
         raise ArgumentError(
@@ -221,11 +232,11 @@ def _why_not(candidate: Candidate, dtype: DType, op: ReduceOp, terms: Terms) -> 
     return why_impossible(candidate.kernel, candidate.protocol, dtype, op, terms.nranks)
 
 
-def _spec(candidate: Candidate, dtype: DType, op: ReduceOp, terms: Terms) -> KernelSpec:
-    """The kernel, in its multicast form where it has one that may be used."""
-    what = candidate.kernel, candidate.protocol, dtype, op, terms.nranks
+def with_multicast(spec: KernelSpec, terms: Terms) -> KernelSpec:
+    """The multicast form of a kernel, where it has one that may be used; else the kernel."""
+    what = spec.kernel, spec.protocol, spec.dtype, spec.op, spec.nranks
     if terms.multicast and why_impossible(*what, multicast=True) is None:
-        spec = KernelSpec(*what, multicast=True)
-        if spec.is_deterministic or terms.determinism is Determinism.NOT_GUARANTEED:
-            return spec
-    return KernelSpec(*what)
+        form = replace(spec, multicast=True)
+        if form.is_deterministic or terms.determinism is Determinism.NOT_GUARANTEED:
+            return form
+    return spec

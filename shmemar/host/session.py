@@ -137,14 +137,10 @@ class Session:
             "ranks": str(self.size),
             "backend": self.backend.value,
             **self._runtime.describe(),
+            "kernels are chosen by": self.table.origin,
             **({"LL128 lines": self.lines} if self.lines else {}),
             **({"multicast": self.multicast} if self.multicast else {}),
         }
-
-    @property
-    def is_broken(self) -> bool:
-        """True once a collective failed: every call but `close` raises then."""
-        return self._failure is not None
 
     @property
     def table(self) -> Table:
@@ -170,6 +166,30 @@ class Session:
         if why_no_lines is not None:
             terms = replace(terms, why_no_lines=why_no_lines or None)
         self._kernels.use(terms)
+
+    @contextmanager
+    def keeping_table(self) -> Iterator[None]:
+        """Choose as before when the body of the ``with`` statement ends. Not collective."""
+        terms = self._kernels.terms
+        try:
+            yield
+        finally:
+            self._kernels.use(terms)
+
+    def host_together(self, action: Callable[[], T], doing: str) -> T:
+        """Run `action` so that all ranks raise or none does. Collective.
+
+        Args:
+            action: What each rank does by itself.
+            doing: What that is, for messages.
+
+        Raises:
+            CollectiveTimeoutError, ClosedError: As of `host_allgather`.
+            ShmemarError: Of another rank, which it names.
+        """
+        self._require_usable()
+        with self._breaks_on_timeout():
+            return self._bootstrap.together(action, doing)
 
     def host_allgather(self, item: T) -> list[T]:
         """Gather a picklable object of every rank through the host, in rank order. Collective.
@@ -293,7 +313,8 @@ class Session:
 
     def _launch(self, launches: Iterable[Launch], stream: int) -> None:
         for each in launches:
-            self._enqueue(each.prepared.spec, each.prepared.kernel, *each[1:], stream)
+            spec, kernel = each.prepared.spec, each.prepared.kernel
+            self._enqueue(spec, kernel, each.grid, each.arguments, stream)
         if self._runtime.is_synchronous:
             self._require_usable()
 

@@ -28,7 +28,7 @@ from shmemar.host.litmus import lines_verdict
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
 from shmemar.host.scratch import layout_for
-from shmemar.host.selector import Terms, select
+from shmemar.host.selector import Table, Terms, select
 from shmemar.host.tables import facts_of, kept_path, parse_table
 from shmemar.layout import LL_BUFFERS, LLLayout
 from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel
@@ -77,8 +77,9 @@ def init(
         scratch_nbytes: Symmetric scratch of each rank in bytes; goes before
             ``SHMEMAR_SCRATCH_NBYTES``; 4 MiB by default.
 
-    Where ``SHMEMAR_KERNEL`` is ``ll128_atomic``, a litmus test (:mod:`shmemar.host.litmus`) runs
-    once a machine, and its verdict is kept beside the compiled kernels.
+    Where ``SHMEMAR_KERNEL`` is ``ll128_atomic``, or a measured table lists it and `determinism` is
+    ``"not_guaranteed"``, a litmus test (:mod:`shmemar.host.litmus`) runs once a machine, and its
+    verdict is kept beside the compiled kernels.
 
     Raises:
         ArgumentTypeError: `comm` is no mpi4py communicator.
@@ -132,31 +133,33 @@ def _settle(made: Communicator, comm: MPI.Intracomm, config: Config, device: int
 
 def _use_measured_table(made: Communicator, config: Config) -> None:
     """Use the table that is configured, or kept from the tuner, as rank 0 reads it."""
-    if config.table == "none":
+    if config.table == "none" or (made.backend is Backend.EMULATED and not config.table):
         return
-    facts = facts_of(made.describe())
-    path = Path(config.table) if config.table else kept_path(facts)
-    found: tuple[str | None, str | None] = None, None
-    if made.rank == 0 and (config.table or made.backend is Backend.NVSHMEM):
-        try:
-            found = path.read_text(encoding="utf-8"), None
-        except (OSError, UnicodeDecodeError) as error:
-            is_missing = isinstance(error, FileNotFoundError) and not config.table
-            found = None, None if is_missing else f"{path} could not be read: {error}"
-    text, why = made.host_allgather(found)[0]
-    if text is not None:
-        try:
-            made.use_table(parse_table(text, facts, str(path)))
-            if made.rank == 0:
-                logger.info("kernels are chosen by %s", made.table.origin)
-        except ConfigurationError as error:
-            why = str(error)
-    if why is None:
-        return
-    if config.table:
+    found = _measured_table(config.table, facts_of(made.describe())) if made.rank == 0 else None
+    table, why = made.host_allgather(found)[0] or (None, None)
+    if table is not None:
+        made.use_table(table)
+        if made.rank == 0:
+            logger.info("kernels are chosen by %s", table.origin)
+    elif why is not None and config.table:
         raise ConfigurationError(f"SHMEMAR_TABLE: {why}")
-    if made.rank == 0:
+    elif why is not None and made.rank == 0:
         logger.warning("kernels are chosen by the package's own table, as %s", why)
+
+
+def _measured_table(name: str | None, facts: dict[str, str]) -> tuple[Table | None, str | None]:
+    """The table of a file, or why it can't be used; neither where none is kept."""
+    try:
+        path = Path(name) if name else kept_path(facts)
+        return parse_table(path.read_text(encoding="utf-8"), facts, str(path)), None
+    except ConfigurationError as error:
+        return None, str(error)
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:
+        is_missing = isinstance(error, FileNotFoundError) and not name
+        return (
+            None,
+            None if is_missing else f"{name or 'the kept table'} could not be read: {error}",
+        )
 
 
 def _may_use_lines(made: Communicator, config: Config) -> bool:
@@ -261,7 +264,7 @@ def _check_pins(config: Config) -> None:
 
 
 def _check_size(nranks: int, config: Config, determinism: Determinism) -> None:
-    """Check that all kernels that may be chosen have room in the scratch."""
+    """Check that the scratch has room for what the package's tables choose."""
     if nranks > MAX_RANKS:
         raise ConfigurationError(f"comm has {nranks} ranks; expected {MAX_RANKS} at most.")
     for name in ("scratch_nbytes", "two_shot_scratch_nbytes"):

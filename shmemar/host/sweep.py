@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["HEADER", "Row", "message_sizes", "parse_nbytes", "sweep"]
 
 HEADER = (
-    f"#{'size':>11}{'count':>12}{'type':>12}{'op':>6}{'kernel':>18}{'time':>12}{'#wrong':>8}\n"
-    f"#{'(B)':>11}{'(elements)':>12}{'':>12}{'':>6}{'':>18}{'(us)':>12}{'':>8}"
+    f"#{'size':>11}{'count':>12}{'type':>12}{'op':>6}{'kernel':>24}{'time':>12}{'#wrong':>8}\n"
+    f"#{'(B)':>11}{'(elements)':>12}{'':>12}{'':>6}{'':>24}{'(us)':>12}{'':>8}"
 )
 
 
@@ -55,7 +55,7 @@ class Row:
         """The row as `HEADER` heads it."""
         return (
             f"{self.nbytes:>12}{self.count:>12}{self.dtype.name:>12}{self.op.value:>6}"
-            f"{self.kernel:>18}{self.time_us:>12.1f}{self.wrong:>8}"
+            f"{self.kernel:>24}{self.time_us:>12.1f}{self.wrong:>8}"
         )
 
 

@@ -6,13 +6,11 @@ which version of this library; on another machine, or for another version, it is
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from shmemar.errors import ConfigurationError
-from shmemar.host.launch import cache_directory
+from shmemar.host.files import kept_file, write_whole
 from shmemar.host.selector import Band, Candidate, Table
 from shmemar.spec import Kernel, Protocol
 
@@ -25,7 +23,7 @@ __all__ = ["FORMAT", "facts_of", "kept_path", "parse_table", "table_document", "
 FORMAT = 1
 """Version of the file's form."""
 
-_FACTS = ("shmemar", "backend", "GPU", "ranks", "ranks on a GPU")
+_FACTS = ("shmemar", "backend", "GPU", "ranks", "ranks on a GPU", "MPS")
 
 
 def facts_of(description: Mapping[str, str]) -> dict[str, str]:
@@ -36,8 +34,7 @@ def facts_of(description: Mapping[str, str]) -> dict[str, str]:
 def kept_path(facts: Mapping[str, str]) -> Path:
     """Where the table of such a machine is kept, whatever the version."""
     key = json.dumps([facts[name] for name in _FACTS if name != "shmemar"])
-    name = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return cache_directory("tables") / f"{name}.json"
+    return kept_file("tables", key)
 
 
 def table_document(table: Table, facts: Mapping[str, str], **others: Any) -> dict[str, Any]:
@@ -70,11 +67,8 @@ def write_table(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: It could not be written.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_whole(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
         raise ConfigurationError(
             f"the table could not be written to {path}: {error}. Give another --output."
@@ -113,7 +107,7 @@ def parse_table(text: str, facts: Mapping[str, str], name: str) -> Table:
     return table
 
 
-_AGAIN = "Measure again: mpirun -n N python -m shmemar tune; or unset SHMEMAR_TABLE."
+_AGAIN = "Measure again: mpirun -n N python -m shmemar tune; or set SHMEMAR_TABLE=none."
 
 
 def _band(document: Mapping[str, Any]) -> Band:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +88,7 @@ def tune(
 ) -> list[Measured]:
     """Measure everything that can serve `dtype` and `op`. Collective.
 
-    The communicator chooses by its own table again when this returns.
+    The communicator chooses as before when this returns.
 
     Args:
         comm: The ranks; made with ``determinism="not_guaranteed"`` to have all kernels.
@@ -99,45 +101,60 @@ def tune(
     Raises:
         BackendUnavailableError: CuPy is missing, which times graphs, or a kernel's scratch has no
             room.
+        ArgumentError: What is pinned can't serve `dtype` and `op`.
         ShmemarError: As of `Communicator.allreduce`.
     """
-    before = comm.table
-    if comm.backend is not Backend.EMULATED and comm.determinism is Determinism.NOT_GUARANTEED:
-        verdict = lines_verdict(comm)
-        comm.use_table(before, why_no_lines="" if verdict.passed else verdict.text)
-    possible = [each for each in CANDIDATES if _can_serve(comm, each, dtype, op)]
+    if comm.backend is not Backend.EMULATED and find_spec("cupy") is None:
+        raise BackendUnavailableError("the tuner times CUDA graphs with CuPy; install it.")
+    with comm.keeping_table():
+        if comm.backend is not Backend.EMULATED and comm.determinism is Determinism.NOT_GUARANTEED:
+            verdict = lines_verdict(comm)
+            comm.use_table(comm.table, why_no_lines="" if verdict.passed else verdict.text)
+        # What is pinned and can't serve is said here.
+        comm.explain(nbytes=dtype.itemsize, dtype=dtype.name, op=op)
+        possible = [each for each in CANDIDATES if _can_serve(comm, each, dtype, op)]
+        return _measure_all(comm, possible, sizes, dtype, op, effort, progress)
+
+
+def _measure_all(
+    comm: Communicator,
+    possible: Sequence[Candidate],
+    sizes: Sequence[int],
+    dtype: DType,
+    op: ReduceOp,
+    effort: Effort,
+    progress: Callable[[int, int, str], None],
+) -> list[Measured]:
+    total = len(sizes) * len(possible)
     rows: list[Measured] = []
-    try:
-        for at, nbytes in enumerate(sizes):
-            case = _Case(comm, nbytes, dtype, op, effort)
-            for place, candidate in enumerate(possible):
-                done = at * len(possible) + place
-                progress(done, len(sizes) * len(possible), f"{candidate.name}, {nbytes} bytes")
-                first = case.measure(candidate)
-                rows.append(first)
-                if comm.backend is not Backend.EMULATED and first.blocks >= _MANY_BLOCKS:
-                    rows += [
-                        case.measure(
-                            Candidate(candidate.kernel, candidate.protocol, first.blocks // part)
-                        )
-                        for part in (2, 4)
-                    ]
-        total = len(sizes) * len(possible)
-        progress(total, total, "done")
-    finally:
-        if not comm.is_broken:
-            comm.use_table(before)
+    for at, nbytes in enumerate(sizes):
+        make = partial(_Case, comm, nbytes, dtype, op, effort)
+        case = comm.host_together(make, f"make arrays of {nbytes} bytes")
+        for place, candidate in enumerate(possible):
+            progress(at * len(possible) + place, total, f"{candidate.name}, {nbytes} bytes")
+            first = case.measure(candidate)
+            rows.append(first)
+            if comm.backend is not Backend.EMULATED and first.blocks >= _MANY_BLOCKS:
+                fewer = [replace(candidate, max_blocks=first.blocks // part) for part in (2, 4)]
+                rows += [case.measure(each) for each in fewer]
+    progress(total, total, "done")
     return rows
 
 
-def table_of(rows: Sequence[Measured], origin: str) -> Table:
-    """Make a table of what was measured right; between two sizes it changes at their mean.
+def table_of(rows: Sequence[Measured], origin: str, beyond: Table) -> Table:
+    """Make a table of what was measured right.
 
-    The geometric mean, as latencies are smooth in the logarithm of the size.
+    Between two sizes it changes at their geometric mean, as latencies are smooth in the logarithm
+    of the size.
+
+    Args:
+        rows: What was measured.
+        origin: Where it is known from.
+        beyond: What holds for messages more than twice as large as the largest that was measured.
     """
     sizes = sorted({row.nbytes for row in rows})
     bands: list[Band] = []
-    for nbytes, following in zip(sizes, [*sizes[1:], None], strict=True):
+    for nbytes, following in zip(sizes, [*sizes[1:], 4 * sizes[-1]], strict=True):
         best: dict[str, Measured] = {}
         for row in rows:
             known = best.get(row.kernel)
@@ -145,9 +162,10 @@ def table_of(rows: Sequence[Measured], origin: str) -> Table:
             if is_right and (known is None or row.median_us < known.median_us):
                 best[row.kernel] = row
         ranked = sorted(best.values(), key=lambda row: row.median_us)
-        up_to = None if following is None else math.isqrt(nbytes * following)
+        up_to = math.isqrt(nbytes * following)
         bands.append(Band(up_to, tuple(_candidate(row) for row in ranked)))
-    return Table(origin, tuple(bands))
+    end = 2 * sizes[-1]
+    return Table(origin, (*bands, *(b for b in beyond.bands if b.up_to is None or b.up_to > end)))
 
 
 def _candidate(row: Measured) -> Candidate:
@@ -164,7 +182,7 @@ def _can_serve(comm: Communicator, candidate: Candidate, dtype: DType, op: Reduc
     comm.use_table(_only(candidate))
     try:
         found = comm.explain(nbytes=dtype.itemsize, dtype=dtype.name, op=op)
-    except ShmemarError:  # what is pinned can't serve; the first call says so
+    except ShmemarError:
         return False
     return found.kernel.removesuffix("/multicast") == candidate.name
 
@@ -223,21 +241,17 @@ class _Case:
         spread = tuple(float(np.percentile(microseconds, p)) for p in (20, 80))
         everyone = comm.host_allgather((median(microseconds), spread, wrong))
         median_us, (low_us, high_us), _ = max(everyone)
-        explained = comm.explain(nbytes=self.nbytes, dtype=self.dtype.name, op=self.op)
         return Measured(
             nbytes=self.nbytes,
             kernel=candidate.name,
             max_blocks=candidate.max_blocks,
-            blocks=explained.blocks,
+            blocks=plans[0].blocks,
             median_us=median_us,
             spread_us=high_us - low_us,
             wrong=sum(entry[2] for entry in everyone),
         )
 
     def _graph(self, plans: list[Any]) -> tuple[list[float], int]:
-        if self.arrays.library != "cupy":
-            raise BackendUnavailableError("the tuner times CUDA graphs with CuPy; install it.")
-
         def collective(call: int, stream: Any) -> None:
             plans[call % _BUFFERS](stream=stream)
 

@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import shmemar
+from shmemar.host import emulation, session
 from shmemar.host.bootstrap import Bootstrap
 from shmemar.host.runtime import why_no_gpu
 
@@ -165,6 +166,57 @@ def test_a_first_call_of_another_kernel_is_named(world: MPI.Intracomm, agree: An
             comm.allreduce(np.ones(4, "i4" if world.rank == 1 else "f4"))
         after = bool((comm.allreduce(ONES) == world.size).all())
     assert agree(after) == [True] * world.size
+
+
+def test_a_kernel_that_rank_0_cannot_compile_is_an_error_on_all(
+    world: MPI.Intracomm, agree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    with shmemar.init(world, backend="emulated") as comm:
+        monkeypatch.setattr(emulation, "generate", fails)
+        with pytest.raises((RuntimeError, shmemar.ShmemarError), match="planted") as caught:
+            comm.allreduce(ONES)
+        named = world.rank == 0 or "on rank 0: RuntimeError: planted" in str(caught.value)
+        monkeypatch.undo()
+        after = bool((comm.allreduce(ONES) == world.size).all())
+    assert agree((named, after)) == [(True, True)] * world.size
+
+
+def test_code_that_one_rank_cannot_load_is_an_error_on_all(
+    world: MPI.Intracomm, agree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = world.size - 1
+
+    def fails(_: Any) -> None:
+        raise RuntimeError("planted")
+
+    with shmemar.init(world, backend="emulated") as comm:
+        if world.rank == last:
+            monkeypatch.setattr(emulation, "load", fails)
+        with pytest.raises((RuntimeError, shmemar.ShmemarError), match="planted") as caught:
+            comm.allreduce(ONES)
+        named = world.rank == last or f"on rank {last}: RuntimeError" in str(caught.value)
+        monkeypatch.undo()
+        after = bool((comm.allreduce(ONES) == world.size).all())
+    assert agree((named, after)) == [(True, True)] * world.size
+
+
+def test_a_kernel_that_ends_early_breaks_the_communicator(
+    world: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends_early(*_: Any) -> None:
+        raise MemoryError("the kernel ended early")
+
+    monkeypatch.setattr(emulation, "load", lambda _: ends_early)
+    monkeypatch.setattr(session, "leave_without_finalize", lambda: None)
+    comm = shmemar.init(world, backend="emulated")
+    with pytest.raises(shmemar.DeviceError, match=r"could not launch one_shot_ll.*ended early"):
+        comm.allreduce(ONES)
+    with pytest.raises(shmemar.DeviceError, match="ended early"):
+        comm.check()
+    comm.close()
 
 
 def test_large_objects_are_gathered(comm: shmemar.Communicator, agree: Any) -> None:

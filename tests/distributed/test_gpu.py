@@ -488,6 +488,37 @@ def test_the_first_call_inside_a_capture_is_refused(comm: shmemar.Communicator, 
     assert agree(right) == [True] * comm.size
 
 
+def test_nothing_is_prepared_or_planned_inside_a_capture(
+    comm: shmemar.Communicator, agree: Any
+) -> None:
+    import cupy
+
+    x = cupy.ones(4, "f4")
+    with shmemar.init(comm._bootstrap._comm, backend="nvshmem") as fresh:
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            for call in (fresh.prepare, lambda: fresh.plan_allreduce(x, x)):
+                with pytest.raises(shmemar.ArgumentError, match=r"while stream.*captured"):
+                    call()
+            stream.end_capture()
+        fresh.prepare(nbytes=64)
+        right = bool((fresh.allreduce(x) == comm.size).all())
+    assert agree(right) == [True] * comm.size
+
+
+def test_an_array_that_cant_be_made_is_not_supported_without_out(
+    comm: shmemar.Communicator,
+) -> None:
+    from numba import cuda
+
+    x = cuda.to_device(np.ones(4, np.float32))
+    ok, why = comm.supports(x)
+    assert not ok
+    assert why.startswith("out is None, and x is numba")
+    assert comm.supports(x, out=x) == (True, "one_shot/ll")
+
+
 def nodes_of(stream: Any) -> list[str]:
     """Types of the nodes that were captured so far."""
     from cuda.bindings import driver
@@ -555,7 +586,7 @@ def test_a_plan_launches_by_itself_until_something_is_not_as_usual(
     assert agree((counts, right)) == [([1, 1, 2, 2, 3], True)] * comm.size
 
 
-def test_a_plan_of_an_abandoned_communicator_launches_nothing(comm: shmemar.Communicator) -> None:
+def test_a_plan_of_a_closed_communicator_launches_nothing(comm: shmemar.Communicator) -> None:
     import cupy
 
     with shmemar.init(comm._bootstrap._comm, backend="nvshmem") as fresh:

@@ -9,7 +9,7 @@ import pytest
 
 import shmemar
 from shmemar.dtypes import DTYPES, ReduceOp
-from shmemar.host import startup
+from shmemar.host import startup, tuning
 from shmemar.host.selector import CANDIDATES, Band, Table
 from shmemar.host.tables import facts_of, table_document, write_table
 from shmemar.host.tuning import Effort, table_of, tune
@@ -63,7 +63,35 @@ def test_what_was_measured_makes_a_table(
         (1, 2, "one_shot/ll, 512 bytes"),
         (2, 2, "done"),
     ]
-    assert [band.up_to for band in table_of(rows, "here").bands] == [45, None]
+    assert [band.up_to for band in table_of(rows, "here", LAST_FIRST).bands] == [45, 1024, None]
+
+
+def test_what_is_pinned_and_cant_serve_is_said_before_anything_is_measured(
+    world: MPI.Intracomm, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHMEMAR_PROTOCOL", "sentinel")
+    with shmemar.init(world, backend=backend) as comm:
+        before = comm.table
+        with pytest.raises(shmemar.ArgumentError, match="protocol is sentinel, and dtype int32"):
+            tune(comm, [4], DTYPES["int32"], ReduceOp.SUM, Effort(), lambda *_: None)
+        assert comm.table is before
+
+
+def test_what_one_rank_cannot_make_is_an_error_on_all(
+    world: MPI.Intracomm, backend: str, agree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = world.size - 1
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("planted")
+
+    with shmemar.init(world, backend=backend) as comm:
+        if world.rank == last:
+            monkeypatch.setattr(tuning, "_Case", fails)
+        with pytest.raises((MemoryError, shmemar.ShmemarError), match="planted") as caught:
+            tune(comm, [4], DTYPES["float32"], ReduceOp.SUM, Effort(), lambda *_: None)
+        named = world.rank == last or f"on rank {last}: MemoryError" in str(caught.value)
+        assert agree((named, comm.explain(nbytes=4).kernel)) == [(True, "one_shot/ll")] * world.size
 
 
 def test_a_table_that_is_named_is_used_by_all(

@@ -12,7 +12,13 @@ import pytest
 from benchmarks.launches import compile_loop
 from shmemar.errors import DeviceError
 from shmemar.host import runtime
-from shmemar.host.fast_launch import NOT_AS_USUAL, DriverCalls, Gate, compile_launch
+from shmemar.host.fast_launch import (
+    NOT_AS_USUAL,
+    DriverCalls,
+    Gate,
+    compile_launch,
+    launch_words,
+)
 from shmemar.host.runtime import NvshmemRuntime
 from shmemar.layout import FAILURE_DTYPE, Grid
 
@@ -75,7 +81,7 @@ class Launcher:
         self.record = np.zeros(FAILURE_DTYPE.itemsize // 4, np.uint32)
         self.last_stream = np.array([105], np.uint64)
         self.gate = Gate(CONTEXT, EVENT, self.record, self.last_stream)
-        self.prepared = self.gate.launch_words(FUNCTION, 7, 128, PARAMETERS)
+        self.prepared = launch_words(FUNCTION, 7, 128, PARAMETERS)
         self.launch = compile_launch(self.functions)
 
     def __call__(self, stream: int = 5) -> int:
@@ -183,7 +189,7 @@ def bound_of(
     made = NvshmemRuntime.__new__(NvshmemRuntime)
     record, last = np.zeros(12, np.uint32), np.zeros(1, np.uint64)
     made._gate = Gate(CONTEXT, EVENT, record, last)
-    monkeypatch.setattr(runtime, "_fast_launch", lambda: launch)
+    made._launch_plan = launch
     kernel = SimpleNamespace(function=FUNCTION)
     passed: Any = SimpleNamespace(flat=lambda: arguments)
     return made, made.bind(kernel, Grid(3, 128), passed)

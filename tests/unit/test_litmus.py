@@ -22,7 +22,7 @@ from shmemar.errors import (
     ConfigurationError,
     DeviceError,
 )
-from shmemar.host import gpus, launch, litmus, startup
+from shmemar.host import files, gpus, launch, litmus, startup
 from shmemar.host.communicator import Communicator
 from shmemar.host.default_tables import default_table
 from shmemar.host.gpus import GpuFacts, facts_of
@@ -394,7 +394,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[P
     monkeypatch.setattr(litmus, "bound_gpu", lambda: H200)
     monkeypatch.setattr(litmus, "facts_of", lambda gpu: gpu)
     monkeypatch.setattr(litmus, "kernel_driver", lambda: "580.95")
-    folder = launch.cache_directory("litmus")
+    folder = files.cache_directory("litmus")
     assert folder == tmp_path / "shmemar" / "litmus"
     return lambda: sorted(folder.iterdir()) if folder.exists() else []
 
@@ -644,6 +644,7 @@ def test_a_description_has_the_verdict_once_it_is_known() -> None:
     comm.size, comm.backend, comm.lines, comm.multicast = 2, Backend.NVSHMEM, "", ""
     comm._is_closed = True
     comm._runtime = SimpleNamespace(describe=dict)
+    comm._kernels = SimpleNamespace(terms=SimpleNamespace(table=default_table(2, shares_gpu=True)))
     assert "LL128 lines" not in comm.describe()
     comm.lines = "passed"
     assert comm.describe()["LL128 lines"] == "passed"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.errors import ArgumentError, BackendUnavailableError, ConfigurationError
 from shmemar.host import plotting
+from shmemar.host.default_tables import default_table
 from shmemar.host.plotting import draw, read_table
 from shmemar.host.selector import CANDIDATES, Terms, select
 from shmemar.host.tables import (
@@ -33,7 +34,9 @@ FACTS = {
     "GPU": "NVIDIA H200, sm_90",
     "ranks": "4",
     "ranks on a GPU": "2",
+    "MPS": "running",
 }
+BEYOND = default_table(4, shares_gpu=True)
 OTHERS = {"date": "2026-11-30T12:00:00+00:00", "dtype": "float32", "op": "sum", "mode": "graph"}
 
 
@@ -53,14 +56,16 @@ ROWS = [
 
 
 def text_of(**changes: Any) -> str:
-    document = table_document(table_of(ROWS, "here"), FACTS, **OTHERS)
+    document = table_document(table_of(ROWS, "here", BEYOND), FACTS, **OTHERS)
     return json.dumps({**document, **changes})
 
 
 def test_the_fastest_that_was_right_comes_first_with_its_grid() -> None:
-    table = table_of(ROWS, "here")
-    assert [band.up_to for band in table.bands] == [512, None]
-    names = [[each.name for each in band.candidates] for band in table.bands]
+    table = table_of(ROWS, "here", BEYOND)
+    # Beyond twice the largest size stands what came with the package.
+    assert [band.up_to for band in table.bands] == [512, 4096, 128 << 10, 4 << 20, None]
+    assert table.bands[2:] == BEYOND.bands[1:]
+    names = [[each.name for each in band.candidates] for band in table.bands[:2]]
     assert names == [["one_shot/ll", "two_shot/ll"]] * 2
     assert table.bands[1].candidates[0].max_blocks == 4
     assert table.bands[1].candidates[0].latency_us == 3.0
@@ -79,7 +84,7 @@ measured = st.builds(
 
 @given(rows=st.lists(measured, min_size=1))
 def test_any_measurements_make_a_table_that_a_file_keeps(rows: list[Measured]) -> None:
-    table = table_of(rows, "here")
+    table = table_of(rows, "here", BEYOND)
     for each in rows:
         band = table.band(each.nbytes)
         if not each.wrong:
@@ -95,7 +100,7 @@ def test_any_measurements_make_a_table_that_a_file_keeps(rows: list[Measured]) -
 def test_what_a_table_says_changes_the_choice() -> None:
     table = parse_table(text_of(), FACTS, "kept.json")
     terms = Terms(4, table)
-    choice = select(1 << 20, DTYPES["float32"], ReduceOp.SUM, terms)
+    choice = select(4096, DTYPES["float32"], ReduceOp.SUM, terms)
     assert (choice.candidate.name, choice.candidate.max_blocks) == ("one_shot/ll", 4)
     assert "kept.json, measured 2026-11-30" in choice.why
 
@@ -107,6 +112,7 @@ def test_what_a_table_says_changes_the_choice() -> None:
         ("ranks", "8", "with ranks 4, and here it is 8"),
         ("ranks on a GPU", "1", "with ranks on a GPU 2, and here it is 1"),
         ("shmemar", "9.9.9", r"with shmemar 0\.1\.0, and here it is 9\.9\.9"),
+        ("MPS", "not running", "with MPS running, and here it is not running"),
         ("backend", "emulated", "with backend nvshmem, and here it is emulated"),
     ],
 )

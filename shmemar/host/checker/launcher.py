@@ -130,6 +130,7 @@ class Launcher:
             before.behind.append(who)
             self._turns.wait("the end of the launch before")
         who.base, who.view = dict(self.views[who.rank]), {}
+        who.has_joined.clear()
 
     def trigger(self, who: Thread) -> None:
         """Let the rank's next launch start, once all threads of this one say so or have ended."""

@@ -25,8 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--random-calls",
         type=int,
-        default=1000,
-        help="calls in the random sequence of tests/distributed (default: 1000)",
+        default=300,
+        help="calls in the random sequence of tests/distributed (default: 300)",
     )
     group.addoption(
         "--every-kernel",
@@ -36,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--in-turn",
         action="store_true",
-        help="run tests/distributed with half of the variants of test_kernels and test_lines, of 1 "
-        "rank a quarter; which ones depends on the number of ranks",
+        help="leave out half of the variants of tests/distributed that take long to compile, of 1 "
+        "rank three quarters; which ones depends on the number of ranks",
     )
     group.addoption(
         "--backend",

@@ -397,7 +397,7 @@ class Session:
         except ShmemarError as error:
             self._compare_calls(name, {}, error)
             raise
-        self._compare_calls(name, {"call number": self._ncalls, **call_of(checked)}, None)
+        self._compare_calls(name, call_of(checked), None)
         return checked
 
     def _compare_calls(self, name: str, call: dict[str, Any], error: ShmemarError | None) -> None:

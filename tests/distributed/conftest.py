@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 os.environ.setdefault("SHMEMAR_TABLE", "none")
 
 
+COMPILES_MUCH = ("test_allreduce", "test_broadcast", "test_kernels", "test_lines", "test_signal")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With --in-turn, leave out variants that take seconds to compile, by number of ranks."""
     if not config.getoption("--in-turn"):
@@ -30,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     variants: dict[str, int] = {}
     left_out = []
     for item in items:
-        if item.path.stem in ("test_kernels", "test_lines") and hasattr(item, "callspec"):
+        if item.path.stem in COMPILES_MUCH and hasattr(item, "callspec"):
             name = item.name.partition("[")[0]
             turn = variants.setdefault(name, len(variants))
             variants[name] += 1

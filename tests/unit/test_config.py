@@ -27,6 +27,8 @@ GOOD = [
     ("SHMEMAR_TIMEOUT_S", "31622400", 31622400.0),
     ("SHMEMAR_CHECK", "0", False),
     ("SHMEMAR_CHECK", "1", True),
+    ("SHMEMAR_TABLE", "none", "none"),
+    ("SHMEMAR_TABLE", "tables/here.json", "tables/here.json"),
     ("SHMEMAR_MULTICAST", "0", False),
     ("SHMEMAR_MULTICAST", "1", True),
     ("SHMEMAR_MAX_BLOCKS", "1", 1),
@@ -73,6 +75,7 @@ configs = st.builds(
     max_blocks=st.none() | st.integers(1, 1 << 31),
     scratch_nbytes=st.integers(1, 1 << 40),
     heap_nbytes=st.integers(1, 1 << 40),
+    table=st.sampled_from([None, "none", "table.json"]),
 )
 
 
@@ -88,6 +91,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         timeout_s=60.0,
         check=False,
         multicast=False,
+        table=None,
         max_blocks=None,
         scratch_nbytes=DEFAULT_SCRATCH_NBYTES,
         heap_nbytes=DEFAULT_HEAP_NBYTES,
@@ -96,7 +100,8 @@ def test_an_empty_environment_gives_the_defaults() -> None:
 
 @pytest.mark.parametrize("cases", [GOOD, BAD], ids=["good", "bad"])
 def test_the_cases_here_cover_every_variable(cases: list[tuple[str, str, Any]]) -> None:
-    assert {case[0] for case in cases} == set(VARIABLES)
+    any_text_is_good = {"SHMEMAR_TABLE"} if cases is BAD else set[str]()
+    assert {case[0] for case in cases} == set(VARIABLES) - any_text_is_good
 
 
 @pytest.mark.parametrize(("variable", "text", "value"), GOOD)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DISTRIBUTED = Path(__file__).parent / "distributed"
 
@@ -80,6 +85,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: workers that run out of tests take others' later ones."""
     items.sort(key=lambda item: "suite_nranks" not in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(autouse=True)
+def _cores(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Let other workers wait while the ranks of a suite run, which spin for one another.
+
+    A rank that gives way to a worker's test waits for milliseconds at each exchange.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    folder = tmp_path_factory.getbasetemp().parent
+    callspec = getattr(request.node, "callspec", None)
+    is_suite = callspec is not None and callspec.params.get("suite_nranks", 1) > 1
+    with (folder / "entry").open("w") as entry, (folder / "cores").open("w") as cores:
+        fcntl.flock(entry, fcntl.LOCK_EX)
+        fcntl.flock(cores, fcntl.LOCK_EX if is_suite else fcntl.LOCK_SH)
+        if not is_suite:
+            fcntl.flock(entry, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -384,7 +384,7 @@ class NvshmemRuntime:
             ArgumentError: `stream` is being captured.
         """
         for each in (stream, *current_streams()):
-            if is_capturing(each):
+            if _may_be_captured(each):
                 raise ArgumentError(
                     f"{name} is called for the first time while stream {each:#x} is being captured "
                     "into a CUDA graph; expected a call before the capture, which loads the kernel "
@@ -624,6 +624,14 @@ class NvshmemRuntime:
                 "kernels need it; start all ranks on one host whose GPUs are linked."
             )
         return addresses
+
+
+def _may_be_captured(stream: int) -> bool:
+    """True also of what can't be asked, as the legacy default stream can't beside a capture."""
+    try:
+        return is_capturing(stream)
+    except DeviceError:
+        return True
 
 
 @cache

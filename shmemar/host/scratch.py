@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from typing import Protocol as ProtocolClass
 
 from shmemar.device.packet import SENTINEL
 from shmemar.errors import CollectiveTimeoutError
@@ -11,7 +12,6 @@ from shmemar.layout import BarrierLayout
 from shmemar.spec import Protocol
 
 if TYPE_CHECKING:
-    from shmemar.config import Config
     from shmemar.host.bootstrap import Bootstrap
     from shmemar.host.contract import Memory, Runtime
     from shmemar.host.heap import SymmetricHeap
@@ -36,7 +36,19 @@ class Scratch:
     epochs: Memory
 
 
-def layout_for(spec: KernelSpec, config: Config) -> AnyLayout:
+class Sizes(ProtocolClass):
+    """How large scratch is, as `Config` says."""
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Bytes on each rank."""
+
+    @property
+    def two_shot_scratch_nbytes(self) -> int:
+        """The same of two-shot kernels."""
+
+
+def layout_for(spec: KernelSpec, config: Sizes) -> AnyLayout:
     """Lay out the scratch of a kernel and protocol, as large as it is configured.
 
     Raises:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shmemar.errors import ArgumentError
+from shmemar.errors import ArgumentError, ConfigurationError
+from shmemar.host.scratch import layout_for
+from shmemar.layout import DEFAULT_SCRATCH_NBYTES, DEFAULT_TWO_SHOT_SCRATCH_NBYTES
 from shmemar.spec import Determinism, Kernel, KernelSpec, Protocol, why_impossible
 
 if TYPE_CHECKING:
@@ -115,6 +117,8 @@ class Terms:
         protocol: The pinned protocol (``SHMEMAR_PROTOCOL``).
         multicast: Whether kernels may use NVLink multicast.
         why_no_lines: Why 128-byte lines can't be relied on; None where they can.
+        scratch_nbytes: Symmetric scratch of a kernel on each rank, in bytes.
+        two_shot_scratch_nbytes: The same of two-shot kernels.
     """
 
     nranks: int
@@ -124,6 +128,8 @@ class Terms:
     protocol: Protocol | None = None
     multicast: bool = False
     why_no_lines: str | None = None
+    scratch_nbytes: int = DEFAULT_SCRATCH_NBYTES
+    two_shot_scratch_nbytes: int = DEFAULT_TWO_SHOT_SCRATCH_NBYTES
 
 
 @dataclass(frozen=True)
@@ -162,8 +168,7 @@ def select(nbytes: int, dtype: DType, op: ReduceOp, terms: Terms) -> Choice:
         raise ArgumentError(
             f"{_why_not_pinned(CANDIDATES[0], terms)}; no kernel fits that. Unset one of them."
         )
-    why = why_impossible(pinned[0].kernel, pinned[0].protocol, dtype, op, terms.nranks)
-    raise ArgumentError(why or f"{pinned[0].name}: {_why_not(pinned[0], dtype, op, terms)}.")
+    raise ArgumentError(_why_not(pinned[0], dtype, op, terms))
 
 
 def refusals(nbytes: int, dtype: DType, op: ReduceOp, terms: Terms) -> Iterator[tuple[str, str]]:
@@ -229,7 +234,12 @@ def _why_not(candidate: Candidate, dtype: DType, op: ReduceOp, terms: Terms) -> 
         return "its packets put one NaN in the place of another, and determinism is 'bitwise'"
     if candidate.kernel is Kernel.LL128_ATOMIC and terms.why_no_lines is not None:
         return terms.why_no_lines
-    return why_impossible(candidate.kernel, candidate.protocol, dtype, op, terms.nranks)
+    try:
+        spec = KernelSpec(candidate.kernel, candidate.protocol, dtype, op, terms.nranks)
+        layout_for(spec, terms)
+    except (ArgumentError, ConfigurationError) as error:
+        return str(error)
+    return None
 
 
 def with_multicast(spec: KernelSpec, terms: Terms) -> KernelSpec:

@@ -116,6 +116,8 @@ class Session:
                 config.protocol,
                 multicast=config.multicast and self._look_for_multicast(),
                 why_no_lines=None if needs_no_test else _WHY_UNTESTED,
+                scratch_nbytes=config.scratch_nbytes,
+                two_shot_scratch_nbytes=config.two_shot_scratch_nbytes,
             )
             self._kernels = KernelSet(bootstrap, config, self._heap, self._runtime, terms)
             # What the first call is most likely to use, so that a lack of room is said here.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -27,7 +26,6 @@ from shmemar.host.emulation import EmulatedRuntime
 from shmemar.host.litmus import lines_verdict
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
-from shmemar.host.scratch import layout_for
 from shmemar.host.selector import Table, Terms, select
 from shmemar.host.tables import facts_of, kept_path, parse_table
 from shmemar.layout import LL_BUFFERS, LLLayout
@@ -264,7 +262,7 @@ def _check_pins(config: Config) -> None:
 
 
 def _check_size(nranks: int, config: Config, determinism: Determinism) -> None:
-    """Check that the scratch has room for what the package's tables choose."""
+    """Check that the scratch has room for broadcasts, and for an all-reduce."""
     if nranks > MAX_RANKS:
         raise ConfigurationError(f"comm has {nranks} ranks; expected {MAX_RANKS} at most.")
     for name in ("scratch_nbytes", "two_shot_scratch_nbytes"):
@@ -272,14 +270,19 @@ def _check_size(nranks: int, config: Config, determinism: Determinism) -> None:
         if nbytes > MAX_SCRATCH_NBYTES:
             raise ConfigurationError(f"{name} is {nbytes}; expected {MAX_SCRATCH_NBYTES} at most.")
         LLLayout.fit(nranks, nbytes, LL_BUFFERS)  # broadcasts have LL packets, whatever is pinned
-    table = default_table(nranks, shares_gpu=False)
-    terms = Terms(nranks, table, determinism, config.kernel, config.protocol)
-    for band in table.bands:
-        try:
-            choice = select(band.up_to or sys.maxsize, DTYPES["float32"], ReduceOp.SUM, terms)
-        except ArgumentError as error:
-            raise ConfigurationError(str(error)) from None
-        layout_for(choice.spec, config)
+    terms = Terms(
+        nranks,
+        default_table(nranks, shares_gpu=False),
+        determinism,
+        config.kernel,
+        config.protocol,
+        scratch_nbytes=config.scratch_nbytes,
+        two_shot_scratch_nbytes=config.two_shot_scratch_nbytes,
+    )
+    try:
+        select(1, DTYPES["float32"], ReduceOp.SUM, terms)
+    except ArgumentError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def _member(enum: type[E], name: str, value: Any) -> E:

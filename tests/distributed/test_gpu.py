@@ -267,7 +267,7 @@ def test_a_graph_replays_between_eager_calls(
     counts = [(37 * (k + 1)) % 4000 + 1 for k in range(ncollectives)]
     xs = [cupy.empty(count, "f4") for count in counts]
     ys = [cupy.empty(count, "f4") for count in counts]
-    comm.allreduce(cupy.zeros(1, "f4"))  # loads the kernel
+    comm.prepare(nbytes=1 << 20)
 
     def body(stream: Any) -> None:
         for x, y in zip(xs, ys, strict=True):
@@ -410,7 +410,7 @@ def test_forked_streams_of_a_capture_run_one_after_the_other(
     count, branches = 20_000, 3
     xs = [cupy.empty(count, "f4") for _ in range(branches)]
     ys = [cupy.empty(count, "f4") for _ in range(branches)]
-    comm.allreduce(cupy.zeros(1, "f4"))  # loads the kernel
+    comm.prepare(nbytes=1 << 20)
     forked = [cupy.cuda.Stream(non_blocking=True) for _ in range(branches - 1)]
 
     def body(stream: Any) -> None:

@@ -167,6 +167,17 @@ def test_what_is_pinned_and_cant_serve_is_an_error(
         select(64, dtype, SUM, terms)
 
 
+def test_what_has_no_room_in_the_scratch_is_left_out() -> None:
+    known = default_table(2, shares_gpu=False)
+    small = Terms(2, known, scratch_nbytes=2 * 2 * 256 * 16)
+    assert select(1 << 16, FLOAT, SUM, Terms(2, known)).candidate.name == "one_shot/sentinel"
+    assert select(1 << 16, FLOAT, SUM, small).candidate == ONE_LL
+    others = dict(refusals(1 << 16, FLOAT, SUM, small))
+    assert others["one_shot/sentinel"].startswith("scratch_nbytes is 16384; expected at least")
+    with pytest.raises(ArgumentError, match="scratch_nbytes is 16; expected at least"):
+        select(64, FLOAT, SUM, Terms(2, known, kernel=Kernel.ONE_SHOT, scratch_nbytes=16))
+
+
 def test_lines_are_used_where_they_are_listed_allowed_and_tested() -> None:
     def chosen(determinism: Determinism, why: str | None, dtype: DType = FLOAT) -> str:
         terms = Terms(2, table(LINES, ONE_LL), determinism, why_no_lines=why)

@@ -294,7 +294,8 @@ class Communicator(Session):
         bound = None
         if len(launches) == 1 and not self._config.check:
             prepared, grid, arguments = launches[0]
-            bound = self._runtime.bind(prepared.kernel, grid, arguments)
+            with self._breaks_on_timeout():
+                bound = self._runtime.bind(prepared.kernel, grid, arguments)
         current_stream = self._runtime.current_stream_of(x)
 
         def run(stream: Any) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.errors import ArgumentError, BackendUnavailableError, ConfigurationError
-from shmemar.host import plotting
 from shmemar.host.default_tables import default_table
 from shmemar.host.plotting import draw, read_table
 from shmemar.host.selector import CANDIDATES, Terms, select
@@ -244,4 +243,3 @@ def test_without_matplotlib_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BackendUnavailableError, match=r"shmemar\[plot\].*--draw TABLE"):
         draw(document(), tmp_path / "plot.svg")
-    assert plotting.__all__

@@ -1,7 +1,8 @@
 """Launches that were prepared down to the driver's arguments, as one call of machine code.
 
-A call into the driver from Python costs about as much as the launch itself, and a launch needs five
-of them: the current context, whether the stream is being captured, which stream it is, the launch,
+From Python a call into the driver costs more than a microsecond on top (a prepared cuLaunchKernel
+took 6.4 us, and 4.7 in a loop in C, on the host of an H200), and a launch needs five of them: the
+current context, whether the stream is being captured, which stream it is, the launch,
 and the event behind it (:class:`shmemar.host.launch.StreamOrder`). So numba compiles a function of
 the CPU that makes all five. Where anything is not as usual it launches nothing and says so, and the
 caller goes the long way.

@@ -481,31 +481,34 @@ def test_the_numbers_of_large_messages_are_those_of_the_kept_results() -> None:
 
 def test_the_numbers_of_barriers_are_those_of_the_kept_results() -> None:
     for row in table("ranks | GPUs | `device`"):
-        path = ROOT / "benchmarks/results" / row["file"]
-        if path.suffix == ".json":
-            document = json.loads(path.read_text())
-            assert document["ranks"] == row["ranks"]
-            kept = {each["mode"]: f"{each['median_us']:.2f}" for each in document["rows"]}
-        else:
-            text = path.read_text()
-            assert f"# ranks: {row['ranks']}\n" in text
-            kept = dict(re.findall(r"- +(device|graph) +barrier +1 +([\d.]+)", text))
+        document = json.loads((ROOT / "benchmarks/results" / row["file"]).read_text())
+        on_a_gpu = int(row["ranks"]) // int(row["GPUs"])
+        assert (document["ranks"], document["ranks on a GPU"]) == (row["ranks"], str(on_a_gpu))
+        kept = {each["mode"]: f"{each['median_us']:.2f}" for each in document["rows"]}
         assert (row["device"], row["graph"]) == (kept["device"], kept["graph"])
 
 
 def test_the_shares_of_barriers_are_those_of_the_kept_results() -> None:
-    rows = table("kernel | protocol | 128 B")
-    path = ROOT / "benchmarks/results/2026-11-30-h200-two-gpus-barriers.json"
-    kept = {
-        (each["kernel"], each["nbytes"]): f"{each['median_us']:.2f}, {each['share']:.0%}"
-        for each in json.loads(path.read_text())["shares"]
-    }
-    shown = {
-        (f"{row['kernel']}/{row['protocol']}", SIZES[name]): row[name]
-        for row in rows
-        for name in ("128 B", "64 KiB", "1 MiB", "8 MiB")
-    }
-    assert shown == kept
+    files: dict[str, list[dict[str, str]]] = {}
+    for row in table("kernel/protocol | ranks, GPUs"):
+        files.setdefault(row["file"], []).append(row)
+    assert len(files) == 4
+    for name, rows in files.items():
+        document = json.loads((ROOT / "benchmarks/results" / name).read_text())
+        kept = {
+            (each["kernel"], each["nbytes"]): f"{each['median_us']:.2f}, {each['share']:.0%}"
+            for each in document["shares"]
+        }
+        assert not any(each["wrong"] for each in document["shares"])
+        shown = {
+            (row["kernel/protocol"], SIZES[size]): row[size]
+            for row in rows
+            for size in ("128 B", "64 KiB", "1 MiB", "8 MiB")
+        }
+        assert shown == kept
+        on_a_gpu = int(document["ranks on a GPU"])
+        where = f"{document['ranks']}, {int(document['ranks']) // on_a_gpu}"
+        assert {row["ranks, GPUs"] for row in rows} == {where}
 
 
 # The checker

@@ -7,12 +7,13 @@ same time; the figure is the maximum over ranks of each rank's median.
 * ``loop``: ``cuLaunchKernel`` in a loop of machine code, as a C program has it: an empty kernel
   with as many parameters.
 * ``plan``: a call of a plan.
-* ``eager``: ``comm.allreduce`` with ``out=``.
+* ``eager``: ``comm.allreduce`` with ``out=``, on CuPy's current stream.
 * ``numba``: numba-cuda's own dispatch of such an empty kernel.
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmemar.host.exact import count_wrong, exact_input, exact_result
-from shmemar.host.fast_launch import DriverCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import shmemar
     from shmemar.dtypes import DType, ReduceOp
 
-__all__ = ["CONTENDERS", "HostTime", "compile_loop", "measure_launches"]
+__all__ = ["CONTENDERS", "HostTime", "compile_loop", "driver_launch", "measure_launches"]
 
 CONTENDERS = ("loop", "plan", "eager", "numba")
 
@@ -54,11 +54,23 @@ class HostTime:
     wrong: int
 
 
-def compile_loop(driver: DriverCalls) -> Callable[[int, int, int, int], int]:
-    """Compile ``loop(function, parameters, stream, calls)``, which returns the last status."""
+def driver_launch() -> Any:
+    """``cuLaunchKernel``, of the driver's library."""
+    launch_kernel = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+    word, number = ctypes.c_uint64, ctypes.c_uint32
+    launch_kernel.argtypes = [word, *[number] * 7, word, word, word]
+    launch_kernel.restype = ctypes.c_int32
+    return launch_kernel
+
+
+def compile_loop(launch_kernel: Any) -> Callable[[int, int, int, int], int]:
+    """Compile ``loop(function, parameters, stream, calls)``, which returns the last status.
+
+    Args:
+        launch_kernel: `driver_launch`, or what stands in for it.
+    """
     from numba import njit, types
 
-    launch_kernel = driver.launch_kernel
     one, none, threads = np.uint32(1), np.uint32(0), np.uint32(128)
 
     def loop(function: int, parameters: int, stream: int, calls: int) -> int:
@@ -113,7 +125,7 @@ def measure_launches(
     runs = {
         "loop": _looped(stream.ptr, calls),
         "plan": repeat(lambda: plan(stream=stream)),
-        "eager": repeat(lambda: comm.allreduce(x, out=out, op=op, stream=stream)),
+        "eager": repeat(lambda: comm.allreduce(x, out=out, op=op)),
         "numba": repeat(_dispatched(stream.ptr)),
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -124,9 +136,10 @@ def measure_launches(
                 out.view(np.uint8)[...] = 0xA5
             cupy.cuda.Device().synchronize()
             comm.host_barrier()
-            start = time.perf_counter()
-            run()
-            elapsed_us = (time.perf_counter() - start) * 1e6 / calls
+            with stream:
+                start = time.perf_counter()
+                run()
+                elapsed_us = (time.perf_counter() - start) * 1e6 / calls
             stream.synchronize()
             if sample >= 2:
                 times[name].append(elapsed_us)
@@ -162,7 +175,7 @@ def _looped(stream: int, calls: int) -> Callable[[], None]:
     values = np.zeros(_NPARAMETERS, np.uint64)
     pointers = values.ctypes.data + 8 * np.arange(_NPARAMETERS, dtype=np.uint64)
     kernel((1,), (128,), tuple(values))  # which loads it
-    function, loop = int(kernel.kernel.ptr), compile_loop(DriverCalls.load())
+    function, loop = int(kernel.kernel.ptr), compile_loop(driver_launch())
 
     def run(_: Any = (kernel, values)) -> None:
         status = loop(function, pointers.ctypes.data, stream, calls)

@@ -56,6 +56,8 @@ class Config:
         check: ``SHMEMAR_CHECK``: compare every call across ranks.
         multicast: ``SHMEMAR_MULTICAST``: use NVLink multicast in kernels that have such a form,
             where the machine has it and ``NVSHMEM_DISABLE_NVLS`` is not set.
+        pdl: ``SHMEMAR_PDL``: 1 for programmatic dependent launch, 0 for none; by default, or with
+            ``auto``, where every rank has a GPU of its own, as that was measured to pay there.
         max_blocks: ``SHMEMAR_MAX_BLOCKS``: cap on the blocks of a launch.
         scratch_nbytes: ``SHMEMAR_SCRATCH_NBYTES``: symmetric scratch per rank in bytes.
         two_shot_scratch_nbytes: ``SHMEMAR_TWO_SHOT_SCRATCH_NBYTES``: the same of two-shot kernels,
@@ -71,6 +73,7 @@ class Config:
     timeout_s: float = DEFAULT_TIMEOUT_S
     check: bool = False
     multicast: bool = False
+    pdl: bool | None = None
     max_blocks: int | None = None
     scratch_nbytes: int = DEFAULT_SCRATCH_NBYTES
     two_shot_scratch_nbytes: int = DEFAULT_TWO_SHOT_SCRATCH_NBYTES
@@ -130,6 +133,7 @@ def _parsers() -> dict[str, Callable[[str, str], Any]]:
         "SHMEMAR_TIMEOUT_S": _seconds,
         "SHMEMAR_CHECK": _switch,
         "SHMEMAR_MULTICAST": _switch,
+        "SHMEMAR_PDL": _automatic_switch,
         "SHMEMAR_MAX_BLOCKS": _positive,
         "SHMEMAR_SCRATCH_NBYTES": _positive,
         "SHMEMAR_TWO_SHOT_SCRATCH_NBYTES": _positive,
@@ -166,6 +170,12 @@ def _switch(variable: str, text: str) -> bool:
     if text not in ("0", "1"):
         raise _refuse(variable, text, "0 or 1")
     return text == "1"
+
+
+def _automatic_switch(variable: str, text: str) -> bool | None:
+    if text not in ("auto", "0", "1"):
+        raise _refuse(variable, text, "auto, 0 or 1")
+    return None if text == "auto" else text == "1"
 
 
 def _positive(variable: str, text: str) -> int:

@@ -34,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="calls in the random sequence of tests/distributed (default: 300)",
     )
     group.addoption(
+        "--replays",
+        type=int,
+        default=1000,
+        help="replays of graphs on a GPU (default: 1000)",
+    )
+    group.addoption(
         "--every-kernel",
         action="store_true",
         help="run each type and operator with each kernel and protocol; default: with one, in turn",

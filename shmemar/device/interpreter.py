@@ -94,6 +94,12 @@ class Machine(Protocol):
     def fence(self, scope: Scope) -> None:
         """Order everything before against everything after, as observers of `scope` see it."""
 
+    def wait_for_launch(self) -> None:
+        """Perform `programmatic.wait_for_launch`."""
+
+    def trigger(self) -> None:
+        """Perform `programmatic.trigger`."""
+
     def shares_work(self) -> bool:
         """Whether the threads of a block run at once, so that they may meet."""
 

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda import extending
 
-from shmemar.device import groups, memory, words
+from shmemar.device import groups, memory, programmatic, words
 from shmemar.device.lowering import U32, U64, instruction, lower_elements, lower_words
 from shmemar.device.registry import Compiler
 from shmemar.layout import BLOCK_THREADS
@@ -44,6 +44,7 @@ def install() -> Compiler:
     _lower_memory(compiler)
     _lower_arrays(compiler)
     _lower_groups(compiler)
+    _lower_launches(compiler)
     _lower_arithmetic(compiler)
     compiler.install()
     return compiler
@@ -252,6 +253,13 @@ def _lower_arrays(compiler: Compiler) -> None:
         return lambda length: cuda.local.array(constant, U32)
 
     compiler.lower(words.word_array, prefer_literal=True, inline="always")(word_array)
+
+
+def _lower_launches(compiler: Compiler) -> None:
+    wait = _ptx(compiler, "griddepcontrol.wait;")
+    launch_dependents = _ptx(compiler, "griddepcontrol.launch_dependents;")
+    compiler.lower(programmatic.wait_for_launch)(lambda: lambda: wait())
+    compiler.lower(programmatic.trigger)(lambda: lambda: launch_dependents())
 
 
 def _lower_groups(compiler: Compiler) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
 from shmemar.errors import ArgumentError, DeviceError, ShmemarError
 from shmemar.host.interop import Operand, check_pair, host_operand, no_stream
 from shmemar.host.kernel_set import Explanation, name_of
-from shmemar.host.plan import AllreducePlan, Reduction
+from shmemar.host.plan import AllreducePlan, PlanShape, Reduction
 from shmemar.host.ranks import as_rank
 from shmemar.host.scratch import make_scratch
 from shmemar.host.session import Launch, Session, peers_of
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmemar.dtypes import DType
+    from shmemar.host.contract import BoundLaunch
 
 __all__ = ["Communicator"]
 
@@ -116,12 +118,20 @@ class Communicator(Session):
 
         Source: :mod:`shmemar.device.kernels.one_shot`, :mod:`shmemar.device.kernels.two_shot`.
         """
+        found = self._eager.find(x, out, op, stream)
+        if found is not None and self._launch_bound(found.name, found.bound, *found[2:6]):
+            return found.out
         self._require_usable()
         with self._runtime.active():
             return self._allreduce(x, out, op, stream)
 
     def plan_allreduce(
-        self, x: Any, out: Any = None, *, op: str | ReduceOp = "sum"
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        op: str | ReduceOp = "sum",
+        pdl: bool | Literal["auto"] = "auto",
     ) -> AllreducePlan:
         """Check and decide an all-reduce once, for calls that do nothing but launch it.
 
@@ -132,12 +142,18 @@ class Communicator(Session):
             x: As of `allreduce`.
             out: As of `allreduce`; a new array by default, the same for all calls.
             op: As of `allreduce`.
+            pdl: True for programmatic dependent launch: a call's kernel may be set up while the one
+                before it on the stream still runs, and waits for its end before it does anything.
+                It pays in graphs, where a collective follows another one or a kernel that triggers
+                early. False for none; ``"auto"`` as ``SHMEMAR_PDL`` says, and else where every rank
+                has a GPU of its own. Emulated ranks have no launches to overlap.
 
         Returns:
             The plan; call it, with `stream=` or without.
 
         Raises:
-            The same as `allreduce`.
+            ArgumentError: `pdl`, or a GPU is older than sm_90 and it is True.
+            The others as of `allreduce`.
 
         Example::
 
@@ -148,7 +164,7 @@ class Communicator(Session):
         """
         self._require_usable()
         with self._runtime.active():
-            return self._plan(x, out, op)
+            return self._plan(x, out, op, pdl=pdl)
 
     def prepare(
         self, *, dtype: str = "float32", op: str | ReduceOp = "sum", nbytes: int | None = None
@@ -255,7 +271,11 @@ class Communicator(Session):
         elif wanted.choice is not None:
             choice = wanted.choice
             prepared = self._prepare(choice.spec, handle, choice.candidate.max_blocks)
-            self._launch(self._launches(prepared, wanted.source, wanted.destination), handle)
+            launches = list(self._launches(prepared, wanted.source, wanted.destination))
+            self._launch(launches, handle)
+            if len(launches) == 1 and not self._config.check:
+                bind = partial(self._runtime.bind, prepared.kernel, *launches[0][1:])
+                self._eager.remember(x, wanted.out, op, prepared.spec.name, bind)
         return wanted.out
 
     def _reduction(
@@ -279,30 +299,30 @@ class Communicator(Session):
         with self._breaks_on_timeout():
             self._bootstrap.allreduce_host(x, wanted.out, wanted.op.value)
 
-    def _plan(self, x: Any, out: Any, op: str | ReduceOp) -> AllreducePlan:
-        handle, wanted = self._agree(
-            "plan_allreduce", lambda: self._reduction(x, out, op, None), lambda made: made[1].call
+    def _plan(
+        self, x: Any, out: Any, op: str | ReduceOp, *, pdl: bool | Literal["auto"]
+    ) -> AllreducePlan:
+        def check() -> tuple[int, Reduction, bool]:
+            handle, wanted = self._reduction(x, out, op, None)
+            return handle, wanted, self._as_pdl(pdl)
+
+        handle, wanted, is_pdl = self._agree(
+            "plan_allreduce", check, lambda made: {**made[1].call, "pdl": made[2]}
         )
         choice, launches = wanted.choice, []
         name = "mpi" if wanted.on_host else "none"
         if choice is not None:
-            prepared = self._prepare(choice.spec, handle, choice.candidate.max_blocks)
+            most = choice.candidate.max_blocks
+            prepared = self._prepare(choice.spec, handle, most, pdl=is_pdl)
             launches = list(self._launches(prepared, wanted.source, wanted.destination))
             name = name_of(prepared.spec)
         number = self._ncalls
         stream_of = no_stream if wanted.on_host else lambda given: self._runtime.stream(given, x)
-        bound = None
+        fast = None
         if len(launches) == 1 and not self._config.check:
-            prepared, grid, arguments = launches[0]
-            with self._breaks_on_timeout():
-                bound = self._runtime.bind(prepared.kernel, grid, arguments)
-        current_stream = self._runtime.current_stream_of(x)
+            fast = self._fast(x, launches[0])
 
         def run(stream: Any) -> None:
-            if bound is not None and self._bootstrap.is_alive:
-                handle = current_stream() if stream is None else stream_of(stream)
-                if self._bound_launch(bound, handle, prepared.spec.name):
-                    return
             self._require_usable()
             with self._runtime.active():
                 handle = self._agree(
@@ -313,14 +333,61 @@ class Communicator(Session):
                 elif launches:
                     self._launch(launches, handle)
 
-        blocks = launches[0].grid.blocks if launches else 0
-        return AllreducePlan(x, wanted.out, name, len(launches), blocks, run)
+        shape = PlanShape(
+            name,
+            launches=len(launches),
+            blocks=launches[0].grid.blocks if launches else 0,
+            pdl=is_pdl and bool(launches),
+        )
+        return AllreducePlan(x, wanted.out, shape, run, fast)
 
-    def _bound_launch(self, bound: Callable[[int], bool], stream: int, name: str) -> bool:
+    def _fast(self, x: Any, launch: Launch) -> Callable[[Any], bool] | None:
+        """What launches a plan, and returns False where it has launched nothing."""
+        bound = self._runtime.bind(launch.prepared.kernel, launch.grid, launch.arguments)
+        if bound is None:
+            return None
+        name, source = launch.prepared.spec.name, launch.arguments.source
+        destination = launch.arguments.destination
+        current_stream = self._runtime.current_stream_of(x)
+        # A stream is held, so that no other object takes its place in memory.
+        known: Any = None
+        handle = 0
+
+        def fast(stream: Any) -> bool:
+            nonlocal known, handle
+            if stream is None:
+                own = current_stream()
+                return self._launch_bound(name, bound, own, own, source, destination)
+            if stream is not known:
+                known, handle = stream, self._runtime.stream(stream, x)
+            return self._launch_bound(name, bound, handle, handle, source, destination)
+
+        return fast
+
+    def _launch_bound(
+        self,
+        name: str,
+        bound: BoundLaunch,
+        stream: int,
+        producer: int,
+        source: int,
+        destination: int,
+    ) -> bool:
+        if not self._bootstrap.is_alive:
+            return False
         try:
-            return bound(stream)
+            return bound(stream, producer, source, destination)
         except DeviceError as error:
             self._raise_refused_launch(name, error)
+
+    def _as_pdl(self, pdl: Any) -> bool:
+        if pdl == "auto":
+            return self._kernels.pdl
+        if not isinstance(pdl, bool):
+            raise ArgumentError(f"pdl is {pdl!r}; expected True, False or 'auto'.")
+        if pdl:
+            self._require_pdl("pdl is True")
+        return pdl
 
     def _broadcast(self, x: Any, root: int, stream: Any) -> Any:
         on_host = self._is_on_host(x)

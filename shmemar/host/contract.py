@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from shmemar.device.kernels import AnyArguments
+    from shmemar.device.kernels import AnyArguments, KernelArguments
     from shmemar.host.interop import Operand
     from shmemar.host.symmetric import SymmetricArray
     from shmemar.layout import AnyLayout, Grid
     from shmemar.spec import Backend
     from shmemar.user_spec import AnyKernelSpec
 
-__all__ = ["CompiledKernel", "Control", "Memory", "Runtime"]
+__all__ = ["BoundLaunch", "CompiledKernel", "Control", "Memory", "Runtime"]
 
 
 class Memory(Protocol):
@@ -68,6 +68,27 @@ class CompiledKernel(Protocol):
         """Blocks that may be launched at once; the same on all ranks; None for any number."""
 
 
+class BoundLaunch(Protocol):
+    """A launch that was prepared for many calls."""
+
+    def __call__(self, stream: int, producer: int, source: int, destination: int, /) -> bool:
+        """Launch on `stream`, with these addresses of input and output.
+
+        Args:
+            stream: Handle of the stream.
+            producer: Handle of the stream whose work it waits for; `stream` itself for none.
+            source: Address of the input.
+            destination: Address of the output.
+
+        Returns:
+            False, where nothing was launched because it takes `Runtime.launch` to do it: once the
+            communicator has failed or was closed, too.
+
+        Raises:
+            DeviceError: The driver refused it.
+        """
+
+
 class Runtime(Protocol):
     """A place where kernels run: GPUs that share a symmetric heap, or its emulation."""
 
@@ -102,10 +123,25 @@ class Runtime(Protocol):
             ArgumentError: It is.
         """
 
-    def compile(self, spec: AnyKernelSpec, layout: AnyLayout, stream: int) -> CompiledKernel:
+    @property
+    def prefers_pdl(self) -> bool:
+        """Whether programmatic dependent launch pays here; the same on all ranks."""
+
+    def why_no_pdl(self) -> str | None:
+        """Say why kernels can't be launched so; None where they can; the same on all ranks."""
+
+    def compile(
+        self, spec: AnyKernelSpec, layout: AnyLayout, stream: int, *, pdl: bool = False
+    ) -> CompiledKernel:
         """Compile and load a kernel for use on `stream`, unless that was done before.
 
         Collective: no rank returns before all have loaded it.
+
+        Args:
+            spec: The kernel.
+            layout: Layout of its scratch.
+            stream: Where it is to be launched.
+            pdl: Whether by programmatic dependent launch.
         """
 
     def launch(self, kernel: Any, grid: Grid, arguments: AnyArguments, stream: int) -> None:
@@ -115,17 +151,8 @@ class Runtime(Protocol):
             DeviceError: It could not be enqueued.
         """
 
-    def bind(
-        self, kernel: Any, grid: Grid, arguments: AnyArguments
-    ) -> Callable[[int], bool] | None:
-        """Prepare a launch that will be made many times; None where nothing is gained by it.
-
-        Collective when it is asked for first.
-
-        Returns:
-            ``launch(stream)``, which returns False, and has launched nothing, where it takes
-            `launch` to do it: once the communicator has failed or was closed, too.
-        """
+    def bind(self, kernel: Any, grid: Grid, arguments: KernelArguments) -> BoundLaunch | None:
+        """Prepare a launch that will be made many times; None where nothing is gained by it."""
 
     def shut(self) -> None:
         """Let nothing that was bound launch from now on."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from shmemar.host.bootstrap import Bootstrap
-    from shmemar.host.contract import CompiledKernel, Memory
+    from shmemar.host.contract import BoundLaunch, CompiledKernel, Memory
     from shmemar.host.interop import Operand
     from shmemar.layout import AnyLayout, Grid
     from shmemar.user_spec import AnyKernelSpec
@@ -120,7 +120,15 @@ class EmulatedRuntime:
     def refuse_capture(self, name: str, stream: int) -> None:
         """Nothing is captured here."""
 
-    def compile(self, spec: AnyKernelSpec, layout: AnyLayout, stream: int) -> CompiledKernel:
+    prefers_pdl = False
+
+    def why_no_pdl(self) -> str | None:
+        """Nothing is against it, as no launch overlaps another here."""
+        return None
+
+    def compile(
+        self, spec: AnyKernelSpec, layout: AnyLayout, stream: int, *, pdl: bool = False
+    ) -> CompiledKernel:
         """Compile: rank 0 for all, each rank its own user's. Collective: all can run it then."""
         key = spec, layout
         if key not in self._kernels:
@@ -141,7 +149,7 @@ class EmulatedRuntime:
             # Of a user's kernel, in the middle of an exchange: its epochs are lost.
             raise DeviceError(f"the kernel raised {type(error).__name__}: {error}.") from error
 
-    def bind(self, kernel: Any, grid: Grid, arguments: Any) -> Callable[[int], bool] | None:
+    def bind(self, kernel: Any, grid: Grid, arguments: Any) -> BoundLaunch | None:
         """Say that nothing is gained."""
         return None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,15 +24,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["NOT_AS_USUAL", "DriverCalls", "Gate", "compile_launch", "launch_words"]
+__all__ = ["NOT_AS_USUAL", "DriverCalls", "Gate", "PreparedLaunch", "compile_launch"]
 
 NOT_AS_USUAL = -1
 """Returned where nothing was launched; else it is a CUresult."""
 
-_VALID = failure_offset("valid") // 4
-
-_IS_OPEN, _CONTEXT, _EVENT = range(3)
-_FUNCTION, _BLOCKS, _THREADS, _PARAMETERS, _CONTEXT_NOW, _CAPTURING, _STREAM_ID, _ROOMS = range(8)
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+"""``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,9 @@ class DriverCalls:
         ctx_get_current: ``cuCtxGetCurrent(address)``.
         stream_is_capturing: ``cuStreamIsCapturing(stream, address)``.
         stream_get_id: ``cuStreamGetId(stream, address)``.
-        launch_kernel: ``cuLaunchKernel``.
+        launch_kernel: ``cuLaunchKernelEx(config, function, parameters, extra)``.
         event_record: ``cuEventRecord(event, stream)``.
+        stream_wait_event: ``cuStreamWaitEvent(stream, event, flags)``.
     """
 
     ctx_get_current: Any
@@ -51,8 +51,10 @@ class DriverCalls:
     stream_get_id: Any
     launch_kernel: Any
     event_record: Any
+    stream_wait_event: Any
 
     @classmethod
+    @cache
     def load(cls) -> DriverCalls:
         """Look them up in the driver's library, which the runtime has loaded."""
         library = ctypes.CDLL("libcuda.so.1")
@@ -60,15 +62,17 @@ class DriverCalls:
             library.cuCtxGetCurrent,
             library.cuStreamIsCapturing,
             library.cuStreamGetId,
-            library.cuLaunchKernel,
+            library.cuLaunchKernelEx,
             library.cuEventRecord,
+            library.cuStreamWaitEvent,
         )
         word, number = ctypes.c_uint64, ctypes.c_uint32
         found.ctx_get_current.argtypes = [word]
         found.stream_is_capturing.argtypes = [word, word]
         found.stream_get_id.argtypes = [word, word]
-        found.launch_kernel.argtypes = [word, *[number] * 7, word, word, word]
+        found.launch_kernel.argtypes = [word, word, word, word]
         found.event_record.argtypes = [word, word]
+        found.stream_wait_event.argtypes = [word, word, number]
         for each in vars(found).values():
             each.restype = ctypes.c_int32
         return found
@@ -78,48 +82,119 @@ class Gate:
     """What launches of one communicator look at first.
 
     Attributes:
-        words: Open or not, context, event.
-        record: The failure record, which a kernel may write.
-        last_stream: Id of the stream of the last launch outside of captures.
+        words: Whether it is open, and what launches work with.
+        address: Of these words.
     """
 
     def __init__(
         self,
         context: int,
         event: int,
+        producers: int,
         record: NDArray[np.uint32],
         last_stream: NDArray[np.uint64],
     ) -> None:
-        """Make an open one."""
-        self.words = np.array([1, context, event], np.uint64)
-        self.record = record
-        self.last_stream = last_stream
+        """Make an open one.
+
+        Args:
+            context: The context that has to be current.
+            event: The event behind each launch.
+            producers: The event behind what other streams have enqueued.
+            record: The failure record, which a kernel may write.
+            last_stream: Id of the stream of the last launch outside of captures.
+        """
+        self._kept = record, last_stream
+        valid = record.ctypes.data + failure_offset("valid")
+        self.words = np.array(
+            [1, context, event, producers, valid, last_stream.ctypes.data], np.uint64
+        )
+        self.address = int(self.words.ctypes.data)
 
     def shut(self) -> None:
         """Let nothing through from now on."""
-        self.words[_IS_OPEN] = 0
+        self.words[0] = 0
 
 
-def launch_words(
-    function: int, blocks: int, block_threads: int, parameters: int
-) -> NDArray[np.uint64]:
-    """What is particular to one launch, with room for the driver's answers.
+_CONFIG = np.dtype(
+    {
+        "names": ["grid", "block", "shared", "stream", "attributes", "nattributes"],
+        "formats": ["3u4", "3u4", "u4", "u8", "u8", "u4"],
+        "offsets": [0, 12, 24, 32, 40, 48],
+        "itemsize": 56,
+    }
+)
+"""``CUlaunchConfig``."""
+
+_ATTRIBUTE = np.dtype(
+    {"names": ["id", "value"], "formats": ["u4", "i4"], "offsets": [0, 8], "itemsize": 72}
+)
+"""``CUlaunchAttribute``, whose value is a union of 64 bytes."""
+
+
+class PreparedLaunch:
+    """What the driver takes of one kernel, grid and arguments, in its own structures.
 
     Launches from several threads at once need one each.
 
-    Args:
-        function: Handle of the function.
-        blocks: Blocks.
-        block_threads: Threads a block.
+    Attributes:
+        values: The parameters, 64 bits each; the driver copies them at each launch.
+        config: Address of the ``CUlaunchConfig``.
         parameters: Address of ``kernelParams``.
+        address: Of the words that `compile_launch` reads.
     """
-    words = np.array([function, blocks, block_threads, parameters, *[0] * 4], np.uint64)
-    words[_ROOMS] = words.ctypes.data
-    return words
+
+    def __init__(
+        self,
+        function: int,
+        nparameters: int,
+        *,
+        is_programmatic: bool = False,
+        gate: int = 0,
+        source_at: int = 0,
+    ) -> None:
+        """Prepare a launch, all but its grid, stream and parameters.
+
+        Args:
+            function: Handle of the function.
+            nparameters: Parameters of the kernel.
+            is_programmatic: Whether it may start before the kernel before it has ended.
+            gate: Address of the gate's words.
+            source_at: Which parameter the input's address is; the output's is the next.
+        """
+        self.values = np.zeros(nparameters, np.uint64)
+        self._pointers = self.values.ctypes.data + 8 * np.arange(nparameters, dtype=np.uint64)
+        self._attribute = np.zeros(1, _ATTRIBUTE)
+        self._attribute["id"] = _PROGRAMMATIC_STREAM_SERIALIZATION
+        self._attribute["value"] = 1
+        self._config = np.zeros(1, _CONFIG)
+        self._config["attributes"] = self._attribute.ctypes.data
+        self._config["nattributes"] = int(is_programmatic)
+        self._stream = self._config["stream"]
+        self.config = int(self._config.ctypes.data)
+        self.parameters = int(self._pointers.ctypes.data)
+        arrays = self.values.ctypes.data + 8 * source_at
+        self._words = np.array([gate, self.config, function, self.parameters, arrays, 0], np.uint64)
+        self.address = int(self._words.ctypes.data)
+
+    def set_grid(self, blocks: int, block_threads: int) -> None:
+        """Choose the grid, of one dimension."""
+        self._config["grid"] = blocks, 1, 1
+        self._config["block"] = block_threads, 1, 1
+
+    def set_stream(self, stream: int) -> None:
+        """Choose the stream."""
+        self._stream[0] = stream
 
 
-def compile_launch(driver: DriverCalls) -> Callable[..., int]:
-    """Compile ``launch(gate.words, gate.record, gate.last_stream, launch_words, stream)``.
+_STREAM_OFFSET = _CONFIG.fields["stream"][1] if _CONFIG.fields else 0
+
+
+def compile_launch(driver: DriverCalls) -> Callable[[int, int, int, int, int], int]:
+    """Compile ``launch(prepared, stream, producer, source, destination)``.
+
+    `prepared` is the address of a `PreparedLaunch`, whose parameters `source` and `destination` it
+    sets. Where `producer` is another stream than `stream`, the launch waits for what that has
+    enqueued.
 
     It lets go of Python's lock: a launch waits where the stream's queue is full. It returns what
     the driver returned, or `NOT_AS_USUAL`: where the gate is shut or the failure record written, in
@@ -133,47 +208,81 @@ def compile_launch(driver: DriverCalls) -> Callable[..., int]:
     stream_get_id = driver.stream_get_id
     launch_kernel = driver.launch_kernel
     event_record = driver.event_record
-    one, none = np.uint32(1), np.uint32(0)
-    context_now, capturing, stream_id = (
-        np.uint64(8 * at) for at in (_CONTEXT_NOW, _CAPTURING, _STREAM_ID)
-    )
+    stream_wait_event = driver.stream_wait_event
+    load_u32, load_u64, store_u64 = _memory()
+    u64 = np.uint64
+    is_open, context, event, producers, valid, last_stream = (u64(8 * at) for at in range(6))
+    gate, config, function, parameters, arrays, answer = (u64(8 * at) for at in range(6))
+    stream_offset = u64(_STREAM_OFFSET)
 
-    def launch(
-        words: NDArray[np.uint64],
-        record: NDArray[np.uint32],
-        last_stream: NDArray[np.uint64],
-        prepared: NDArray[np.uint64],
-        stream: int,
-    ) -> int:
-        if words[_IS_OPEN] == 0 or record[_VALID] != 0:
+    def is_captured(stream: int, room: int) -> bool:
+        store_u64(room, 0)
+        return bool(stream_is_capturing(stream, room) != 0 or load_u32(room) != 0)
+
+    captured = njit(types.boolean(types.uint64, types.uint64))(is_captured)
+
+    def launch(prepared: int, stream: int, producer: int, source: int, destination: int) -> int:
+        # Addresses come as int64, as Python's integers do, and are never negative.
+        place, handle, other = u64(prepared), u64(stream), u64(producer)
+        words, room = load_u64(place + gate), place + answer
+        if load_u64(words + is_open) == 0 or load_u32(load_u64(words + valid)) != 0:
             return NOT_AS_USUAL
-        room = prepared[_ROOMS]
-        if ctx_get_current(room + context_now) != 0 or prepared[_CONTEXT_NOW] != words[_CONTEXT]:
+        if ctx_get_current(room) != 0 or load_u64(room) != load_u64(words + context):
             return NOT_AS_USUAL
-        prepared[_CAPTURING] = 0
-        if stream_is_capturing(stream, room + capturing) != 0 or prepared[_CAPTURING] != 0:
+        if captured(handle, room):
             return NOT_AS_USUAL
-        if stream_get_id(stream, room + stream_id) != 0 or prepared[_STREAM_ID] != last_stream[0]:
+        last = load_u64(load_u64(words + last_stream))
+        if stream_get_id(handle, room) != 0 or load_u64(room) != last:
             return NOT_AS_USUAL
+        if other != handle:
+            if captured(other, room):
+                return NOT_AS_USUAL
+            ahead = load_u64(words + producers)
+            status = event_record(ahead, other)
+            if status == 0:
+                status = stream_wait_event(handle, ahead, 0)
+            if status != 0:
+                return status  # type: ignore[no-any-return]
+        arguments = load_u64(place + arrays)
+        store_u64(arguments, u64(source))
+        store_u64(arguments + u64(8), u64(destination))
+        described = load_u64(place + config)
+        store_u64(described + stream_offset, handle)
         status = launch_kernel(
-            prepared[_FUNCTION],
-            np.uint32(prepared[_BLOCKS]),
-            one,
-            one,
-            np.uint32(prepared[_THREADS]),
-            one,
-            one,
-            none,
-            stream,
-            prepared[_PARAMETERS],
-            0,
+            described, load_u64(place + function), load_u64(place + parameters), 0
         )
         if status == 0:
-            status = event_record(words[_EVENT], stream)
+            status = event_record(load_u64(words + event), handle)
         return status  # type: ignore[no-any-return]
 
-    word = types.uint64[::1]
-    compiled: Callable[..., int] = njit(
-        types.int64(word, types.uint32[::1], word, word, types.uint64), nogil=True
-    )(launch)
+    signature = types.int64(*[types.int64] * 5)
+    compiled: Callable[[int, int, int, int, int], int] = njit(signature, nogil=True)(launch)
     return compiled
+
+
+@cache
+def _memory() -> tuple[Any, Any, Any]:
+    """Compile ``load_u32(address)``, ``load_u64(address)`` and ``store_u64(address, value)``."""
+    from llvmlite import ir
+    from numba import types
+    from numba.extending import intrinsic
+
+    def load_of(numba_type: Any, bits: int) -> Any:
+        def load(typing: Any, address: Any) -> Any:
+            def emit(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+                pointer = builder.inttoptr(operands[0], ir.IntType(bits).as_pointer())
+                return builder.load(pointer)
+
+            return numba_type(types.uint64), emit
+
+        return intrinsic(load)
+
+    def store(typing: Any, address: Any, value: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+            pointer = builder.inttoptr(operands[0], ir.IntType(64).as_pointer())
+            builder.store(operands[1], pointer)
+            return context.get_dummy_value()
+
+        return types.void(types.uint64, types.uint64), emit
+
+    return load_of(types.uint32, 32), load_of(types.uint64, 64), intrinsic(store)

@@ -46,12 +46,14 @@ class Prepared:
         kernel: What it was compiled to.
         scratch: Its scratch.
         max_blocks: Cap on its blocks; None for none.
+        pdl: Whether by programmatic dependent launch.
     """
 
     spec: KernelSpec
     kernel: CompiledKernel
     scratch: Scratch
     max_blocks: int | None
+    pdl: bool = False
 
     def grid(self, nbytes: int) -> Grid:
         """The grid of a launch for `nbytes` of a message."""
@@ -79,6 +81,7 @@ class Explanation:
             fewer may be resident.
         is_compiled: Whether it was.
         block_threads: Threads a block.
+        pdl: Whether by programmatic dependent launch.
         launches: Launches, one behind the other: more than 1 for messages of gigabytes.
         passes: Times that the busiest thread or block fills its slots.
         scratch_nbytes: Bytes of symmetric memory of its scratch on each rank, all sizes together.
@@ -94,6 +97,7 @@ class Explanation:
     blocks: int
     is_compiled: bool
     block_threads: int
+    pdl: bool
     launches: int
     passes: int
     scratch_nbytes: int
@@ -112,7 +116,8 @@ class Explanation:
                 f"{self.kernel} for {self.nbytes} bytes of {self.dtype}, {self.op}, {self._ranks}",
                 f"  why: {self.why}",
                 f"  grid: {blocks} blocks of {self.block_threads} threads, {passes}"
-                + f", {self.launches} launches" * (self.launches > 1),
+                + f", {self.launches} launches" * (self.launches > 1)
+                + ", programmatic dependent launch" * self.pdl,
                 f"  scratch: {self.scratch_nbytes} bytes of symmetric memory on each rank",
                 *(f"  not {name}: {why}" for name, why in self.others),
             ]
@@ -144,7 +149,7 @@ class KernelSet:
         self._config = config
         self._heap = heap
         self._runtime = runtime
-        self._prepared: dict[tuple[KernelSpec, int | None], Prepared] = {}
+        self._prepared: dict[tuple[KernelSpec, int | None, bool], Prepared] = {}
 
     def use(self, terms: Terms) -> None:
         """Choose on other terms from now on."""
@@ -169,27 +174,43 @@ class KernelSet:
         """The multicast form of a kernel that is no all-reduce, where it may be used."""
         return with_multicast(spec, self.terms)
 
-    def prepare(self, spec: KernelSpec, stream: int, max_blocks: int | None = None) -> Prepared:
+    @property
+    def pdl(self) -> bool:
+        """Whether kernels are launched programmatically where nothing else is asked for."""
+        wanted = self._config.pdl
+        return self._runtime.prefers_pdl if wanted is None else wanted
+
+    def prepare(
+        self,
+        spec: KernelSpec,
+        stream: int,
+        max_blocks: int | None = None,
+        *,
+        pdl: bool | None = None,
+    ) -> Prepared:
         """Compile a kernel and allocate its scratch. Collective when it is asked for first.
 
         Args:
             spec: The kernel.
             stream: Where it is to be launched.
             max_blocks: Cap on the blocks, beside those of the configuration and of residency.
+            pdl: Whether by programmatic dependent launch; None for `KernelSet.pdl`.
         """
-        known = self._prepared.get((spec, max_blocks))
+        pdl = self.pdl if pdl is None else pdl
+        key = spec, max_blocks, pdl
+        known = self._prepared.get(key)
         if known is not None:
             return known
         if _scratch_key(spec) not in self.scratches:
             self._runtime.refuse_capture(spec.name, stream)
         if spec.multicast and not self.scratch_for(spec).region.window:
-            plain = self.prepare(replace(spec, multicast=False), stream, max_blocks)
-            self._prepared[spec, max_blocks] = plain
+            plain = self.prepare(replace(spec, multicast=False), stream, max_blocks, pdl=pdl)
+            self._prepared[key] = plain
             return plain
-        kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream)
+        kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream, pdl=pdl)
         most = self.max_blocks(kernel, max_blocks)
-        prepared = Prepared(spec, kernel, self.scratch_for(spec), most)
-        self._prepared[spec, max_blocks] = prepared
+        prepared = Prepared(spec, kernel, self.scratch_for(spec), most, pdl)
+        self._prepared[key] = prepared
         return prepared
 
     def max_blocks(self, kernel: CompiledKernel, *others: int | None) -> int | None:
@@ -216,7 +237,7 @@ class KernelSet:
         """Say what `choose` chooses, and why nothing else."""
         choice = self.choose(nbytes, dtype, op)
         spec, most = choice.spec, self._least(choice.candidate.max_blocks)
-        prepared = self._prepared.get((spec, choice.candidate.max_blocks))
+        prepared = self._prepared.get((spec, choice.candidate.max_blocks, self.pdl))
         if prepared is not None:
             spec, most = prepared.spec, prepared.max_blocks
         layout = layout_for(spec, self._config)
@@ -232,6 +253,7 @@ class KernelSet:
             blocks=grid.blocks,
             is_compiled=prepared is not None,
             block_threads=grid.block_threads,
+            pdl=self.pdl,
             launches=packet_count(nbytes, longest),
             passes=_passes(spec, min(nbytes, longest), grid, layout),
             scratch_nbytes=layout.nbytes,

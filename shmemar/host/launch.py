@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from shmemar.device.kernels import KernelArguments, build, numba_type
 from shmemar.errors import ArgumentError, DeviceError, ShmemarError
+from shmemar.host.fast_launch import DriverCalls, PreparedLaunch
 from shmemar.host.files import cache_directory
 from shmemar.layout import BLOCK_THREADS
 
@@ -44,6 +44,7 @@ def compile_ptx(
     rank: int,
     compute_capability: tuple[int, int],
     looped: bool = False,
+    programmatic: bool = False,
 ) -> str:
     """Compile a kernel to PTX, whose rank is a constant of the code.
 
@@ -60,6 +61,8 @@ def compile_ptx(
             bytes) further on, and writes its output as many destination strides further on. Each
             block writes the nanoseconds that its repeats after the warm-ups took to
             ``times[block]``, 64 bits each.
+        programmatic: True for programmatic dependent launch
+            (:mod:`shmemar.device.programmatic`), which takes compute capability 9.0.
 
     Returns:
         PTX text with one entry, named after the spec, whose parameters are the region's address on
@@ -68,6 +71,7 @@ def compile_ptx(
     from numba import cuda, types
 
     from shmemar.device import memory, ptx
+    from shmemar.device.programmatic import begin
     from shmemar.device.registry import device
     from shmemar.device.words import u32, u64
 
@@ -75,6 +79,10 @@ def compile_ptx(
     body = device(build(spec, layout, looped=looped))
 
     def entry(arguments: KernelArguments) -> None:
+        body(arguments, rank, u32(cuda.grid(1)), u32(cuda.gridsize(1)), cuda.blockDim.x)
+
+    def programmatic_entry(arguments: KernelArguments) -> None:
+        begin()
         body(arguments, rank, u32(cuda.grid(1)), u32(cuda.gridsize(1)), cuda.blockDim.x)
 
     def looped_entry(
@@ -117,7 +125,7 @@ def compile_ptx(
     if looped:
         parameters += [types.int64] * 5 + [types.uint64]
     text, _ = cuda.compile(
-        looped_entry if looped else entry,
+        looped_entry if looped else programmatic_entry if programmatic else entry,
         types.void(*parameters),
         device=False,
         abi="numba",
@@ -147,13 +155,23 @@ class CudaKernel:
     """A loaded kernel and its prepared arguments. Not for use by several threads at once.
 
     Attributes:
+        is_programmatic: Whether it is launched so (:mod:`shmemar.device.programmatic`).
+        function: Handle of the function.
         registers: Registers a thread.
         local_nbytes: Local memory a thread, 0 for every kernel here.
         resident_blocks: Blocks of `BLOCK_THREADS` threads that the whole GPU holds at once.
         max_blocks: Blocks that may be launched, as the ranks agreed.
     """
 
-    def __init__(self, cubin: Any, name: str, nparameters: int, device: Any) -> None:
+    def __init__(
+        self,
+        cubin: Any,
+        name: str,
+        nparameters: int,
+        device: Any,
+        *,
+        is_programmatic: bool = False,
+    ) -> None:
         """Load the entry `name` of a cubin; nothing is left to load at the first launch."""
         from cuda.bindings import driver
 
@@ -167,31 +185,21 @@ class CudaKernel:
         )
         self.resident_blocks = int(per_multiprocessor) * int(device.properties.multiprocessor_count)
         self.max_blocks: int | None = None
-        self._launch = driver.cuLaunchKernel
-        self._success = driver.CUresult.CUDA_SUCCESS
-        self._function = _checked(driver.cuKernelGetFunction(self._kernel.handle))
-        _checked(driver.cuFuncLoad(self._function))
-        self._values = (ctypes.c_uint64 * nparameters)()
-        base = ctypes.addressof(self._values)
-        self._pointers = (ctypes.c_void_p * nparameters)(*range(base, base + 8 * nparameters, 8))
-        self._parameters = ctypes.addressof(self._pointers)
-
-    @property
-    def function(self) -> int:
-        """Handle of the function."""
-        return int(self._function)
+        self.is_programmatic = is_programmatic
+        self.function = int(_checked(driver.cuKernelGetFunction(self._kernel.handle)))
+        _checked(driver.cuFuncLoad(self.function))
+        self._launch = DriverCalls.load().launch_kernel
+        self._prepared = PreparedLaunch(self.function, nparameters, is_programmatic=is_programmatic)
 
     def launch(self, grid: Grid, values: list[int], stream: int) -> None:
         """Enqueue the kernel with its parameters' values, 64 bits each."""
-        self._values[:] = [*values]
-        status = self._launch(
-            self._function,
-            *(grid.blocks, 1, 1),
-            *(grid.block_threads, 1, 1),
-            *(0, stream, self._parameters, 0),
-        )
-        if status[0] != self._success:
-            _checked(status)
+        prepared = self._prepared
+        prepared.set_grid(grid.blocks, grid.block_threads)
+        prepared.values[:] = values
+        prepared.set_stream(stream)
+        status = self._launch(prepared.config, self.function, prepared.parameters, 0)
+        if status:
+            raise_refusal(status)
 
 
 def load_kernel(
@@ -201,6 +209,7 @@ def load_kernel(
     rank: int,
     device: Any,
     looped: bool = False,
+    programmatic: bool = False,
 ) -> CudaKernel:
     """Compile for `device`, or find the cubin on disk by its PTX, and load it."""
     from cuda.core import Program, ProgramOptions
@@ -208,14 +217,20 @@ def load_kernel(
 
     capability = tuple(device.compute_capability)
     ptx = compile_ptx(
-        spec, layout, rank=rank, compute_capability=(capability[0], capability[1]), looped=looped
+        spec,
+        layout,
+        rank=rank,
+        compute_capability=(capability[0], capability[1]),
+        looped=looped,
+        programmatic=programmatic,
     )
     options = ProgramOptions(arch=f"sm_{device.arch}", name=spec.symbol)
     cubin = Program(ptx, "ptx", options).compile(
         "cubin", cache=FileStreamProgramCache(cache_directory("cubin"))
     )
     entry = ptx[ptx.index(f".entry {spec.symbol}") :].partition(")")[0]
-    return CudaKernel(cubin, spec.symbol, len(re.findall(r"\.param \.[busf]64", entry)), device)
+    nparameters = len(re.findall(r"\.param \.[busf]64", entry))
+    return CudaKernel(cubin, spec.symbol, nparameters, device, is_programmatic=programmatic)
 
 
 @contextmanager
@@ -316,6 +331,7 @@ class StreamOrder:
         self._events = {
             is_captured: _checked(driver.cuEventCreate(flags)) for is_captured in (False, True)
         }
+        self._producers = _checked(driver.cuEventCreate(flags))
         self._last: dict[bool, tuple[int | None, int]] = {}
         self.last_stream = np.full(1, NO_STREAM, np.uint64)
 
@@ -337,13 +353,18 @@ class StreamOrder:
         """Handle of the event behind launches outside of captures."""
         return int(self._events[False])
 
+    @property
+    def producers(self) -> int:
+        """Handle of an event for work of another stream that a launch has to wait for."""
+        return int(self._producers)
+
     def after_launch(self, stream: int, capture: int | None) -> None:
         """Mark the launch."""
         _checked(self._driver.cuEventRecord(self._events[capture is not None], stream))
 
     def close(self) -> None:
         """Free the events."""
-        for event in self._events.values():
+        for event in (*self._events.values(), self._producers):
             _checked(self._driver.cuEventDestroy(event))
 
 

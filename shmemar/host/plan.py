@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shmemar.host.interop import Operand
     from shmemar.host.selector import Choice
 
-__all__ = ["AllreducePlan", "Reduction"]
+__all__ = ["AllreducePlan", "PlanShape", "Reduction"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,16 @@ class Reduction:
         return self.source.call(on_host=self.on_host, op=self.op.value)
 
 
+@dataclass(frozen=True)
+class PlanShape:
+    """What a plan launches; see `AllreducePlan`."""
+
+    kernel: str
+    launches: int
+    blocks: int
+    pdl: bool
+
+
 class AllreducePlan:
     """An all-reduce of two arrays, ready to run. Made by `Communicator.plan_allreduce`.
 
@@ -53,24 +63,26 @@ class AllreducePlan:
             and ``none`` of arrays without elements.
         launches: Kernel launches of a call: 1, or more for messages of gigabytes; 0 for those two.
         blocks: Blocks of the first launch; 0 for those two.
+        pdl: Whether by programmatic dependent launch.
     """
 
     def __init__(
         self,
         x: Any,
         out: Any,
-        kernel: str,
-        launches: int,
-        blocks: int,
+        shape: PlanShape,
         run: Callable[[Any], None],
+        fast: Callable[[Any], bool] | None,
     ) -> None:
         """Use `Communicator.plan_allreduce`."""
         self.out = out
-        self.kernel = kernel
-        self.launches = launches
-        self.blocks = blocks
+        self.kernel = shape.kernel
+        self.launches = shape.launches
+        self.blocks = shape.blocks
+        self.pdl = shape.pdl
         self._x = x
         self._run = run
+        self._fast = fast
 
     def __call__(self, *, stream: Any = None) -> Any:
         """Reduce what is in `x` by now.
@@ -94,7 +106,8 @@ class AllreducePlan:
             ClosedError, MismatchError, CollectiveTimeoutError, DeviceError: As of
             `Communicator.allreduce`.
         """
-        self._run(stream)
+        if self._fast is None or not self._fast(stream):
+            self._run(stream)
         return self.out
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from shmemar.config import COMPILE_TIMEOUT_S, Config
 from shmemar.device.kernels import KernelArguments
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.errors import (
+    ArgumentError,
     ClosedError,
     CollectiveTimeoutError,
     DeviceError,
@@ -23,6 +24,7 @@ from shmemar.errors import (
 )
 from shmemar.host.bootstrap import as_entry, leave_without_finalize, raise_any
 from shmemar.host.default_tables import default_table
+from shmemar.host.eager import EagerCalls
 from shmemar.host.failure import failure_from
 from shmemar.host.heap import SymmetricHeap
 from shmemar.host.kernel_set import KernelSet, Prepared
@@ -105,6 +107,7 @@ class Session:
         self._ncalls = 0
         self._user_scratches: list[LLScratch] = []
         self._symmetric: list[SymmetricArray] = []
+        self._eager = EagerCalls()
         try:
             # Who pins it has it tested, and emulated ranks have no lines.
             needs_no_test = config.kernel is Kernel.LL128_ATOMIC or self._runtime.is_synchronous
@@ -119,6 +122,8 @@ class Session:
                 scratch_nbytes=config.scratch_nbytes,
                 two_shot_scratch_nbytes=config.two_shot_scratch_nbytes,
             )
+            if config.pdl:
+                self._require_pdl("SHMEMAR_PDL is 1")
             self._kernels = KernelSet(bootstrap, config, self._heap, self._runtime, terms)
             # What the first call is most likely to use, so that a lack of room is said here.
             self._kernels.scratch_for(self._kernels.choose(4, DTYPES["float32"], ReduceOp.SUM).spec)
@@ -140,6 +145,7 @@ class Session:
             "backend": self.backend.value,
             **self._runtime.describe(),
             "kernels are chosen by": self.table.origin,
+            "programmatic launch": "yes" if self._kernels.pdl else "no",
             **({"LL128 lines": self.lines} if self.lines else {}),
             **({"multicast": self.multicast} if self.multicast else {}),
         }
@@ -167,7 +173,7 @@ class Session:
         terms = replace(self._kernels.terms, table=table)
         if why_no_lines is not None:
             terms = replace(terms, why_no_lines=why_no_lines or None)
-        self._kernels.use(terms)
+        self._use(terms)
 
     @contextmanager
     def keeping_table(self) -> Iterator[None]:
@@ -176,7 +182,7 @@ class Session:
         try:
             yield
         finally:
-            self._kernels.use(terms)
+            self._use(terms)
 
     def host_together(self, action: Callable[[], T], doing: str) -> T:
         """Run `action` so that all ranks raise or none does. Collective.
@@ -287,6 +293,16 @@ class Session:
             f"<shmemar.Communicator rank {self.rank} of {self.size}, {self.backend.value}{state}>"
         )
 
+    def _require_pdl(self, what: str) -> None:
+        """Refuse programmatic dependent launch where it can't be.
+
+        Raises:
+            ArgumentError: It can't.
+        """
+        why = self._runtime.why_no_pdl()
+        if why is not None:
+            raise ArgumentError(f"{what}, and {why} for programmatic dependent launch. Leave it.")
+
     def _look_for_multicast(self) -> bool:
         """Ask whether it can be used, and say so in `describe`. Collective."""
         why = self._runtime.why_no_multicast()
@@ -295,9 +311,20 @@ class Session:
             logger.warning("SHMEMAR_MULTICAST is 1, and multicast is not used: %s", why)
         return why is None
 
-    def _prepare(self, spec: KernelSpec, stream: int, max_blocks: int | None = None) -> Prepared:
+    def _prepare(
+        self,
+        spec: KernelSpec,
+        stream: int,
+        max_blocks: int | None = None,
+        *,
+        pdl: bool | None = None,
+    ) -> Prepared:
         with self._breaks_on_timeout():
-            return self._kernels.prepare(spec, stream, max_blocks)
+            return self._kernels.prepare(spec, stream, max_blocks, pdl=pdl)
+
+    def _use(self, terms: Terms) -> None:
+        self._kernels.use(terms)
+        self._eager.clear()
 
     def _all_scratches(self) -> list[Scratch]:
         return [

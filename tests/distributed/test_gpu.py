@@ -401,6 +401,163 @@ def test_a_graph_of_ten_replays_a_thousand_times(comm: shmemar.Communicator, agr
     assert agree(wrong) == [0] * comm.size
 
 
+@pytest.mark.parametrize("pdl", [True, False], ids=["pdl", "no-pdl"])
+def test_a_graph_of_plans_replays_with_inputs_that_change(
+    comm: shmemar.Communicator, agree: Any, pytestconfig: pytest.Config, pdl: bool
+) -> None:
+    """Pairs of collectives right behind one another, between kernels of CuPy."""
+    import cupy
+
+    replays, count = pytestconfig.getoption("--replays"), 60
+    start = np.arange(count, dtype=np.int64)
+    x, y, z = (cupy.empty(count, "i8") for _ in range(3))
+    plans = comm.plan_allreduce(x, y, pdl=pdl), comm.plan_allreduce(y, z, pdl=pdl)
+    assert [plan.pdl for plan in plans] == [pdl, pdl]
+
+    def body(stream: Any) -> None:
+        for k in range(5):
+            for plan in plans:
+                plan(stream=stream)
+            cupy.multiply(z, 5, out=x)
+            x.__iadd__((comm.rank + 1) * (k + 1))
+
+    def model(xs: list[Any]) -> list[Any]:
+        for k in range(5):
+            total = comm.size * sum(xs[1:], xs[0])
+            xs = [5 * total + (rank + 1) * (k + 1) for rank in range(comm.size)]
+        return xs
+
+    x.set(start + comm.rank)
+    body(cupy.cuda.Stream.null)  # loads CuPy's kernels
+    replay = capture_with_cupy(body)
+    x.set(start + comm.rank)
+    cupy.cuda.Device().synchronize()
+    expected = [start + rank for rank in range(comm.size)]
+    wrong = 0
+    with np.errstate(over="ignore"):
+        for call in range(replays):
+            replay()
+            expected = model(expected)
+            if call % 100 == 0:
+                wrong += count_wrong(x.get(), expected[comm.rank])
+                eager = comm.allreduce(cupy.asarray(inputs(comm, 100, call))).get()
+                wrong += count_wrong(eager, results(comm, 100, call))
+    wrong += count_wrong(x.get(), expected[comm.rank])
+    assert agree(wrong) == [0] * comm.size
+
+
+@pytest.mark.parametrize("in_graph", [True, False], ids=["graph", "stream"])
+def test_a_programmatic_launch_waits_for_a_kernel_that_triggers_early(
+    comm: shmemar.Communicator, agree: Any, in_graph: bool
+) -> None:
+    """That kernel lets the plan's start at once, and writes its output 50 us later."""
+    import cupy
+
+    late = cupy.RawKernel(
+        """extern "C" __global__ void late(float *x, const float *from, int n) {
+            asm volatile("griddepcontrol.launch_dependents;");
+            long long start = clock64();
+            while (clock64() - start < 100000) {}
+            for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = from[i];
+        }""",
+        "late",
+    )
+    count, wrong = 3000, 0
+    fresh, x, y = (cupy.empty(count, "f4") for _ in range(3))
+    plan = comm.plan_allreduce(x, y, pdl=True)
+
+    def body(stream: Any) -> None:
+        for _ in range(3):
+            x.fill(cupy.nan)
+            late((1,), (128,), (x, fresh, np.int32(count)))
+            plan(stream=stream)
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        body(stream)  # loads the kernels
+    replay = capture_with_cupy(body) if in_graph else None
+    for call in range(50):
+        fresh.set(inputs(comm, count, call))
+        y.fill(cupy.nan)
+        cupy.cuda.Device().synchronize()
+        if replay is not None:
+            replay()
+        else:
+            with stream:
+                body(stream)
+            stream.synchronize()
+        wrong += count_wrong(y.get(), results(comm, count, call))
+    assert agree(wrong) == [0] * comm.size
+
+
+def test_a_call_like_one_before_is_launched_at_once(
+    comm: shmemar.Communicator, agree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its arrays hold, wherever they are: of CuPy and torch, with or without `out`."""
+    import cupy
+    import torch
+
+    runtime = comm._runtime
+    calls: list[None] = []
+    launch = runtime.launch
+
+    def counted(*arguments: Any) -> None:
+        calls.append(None)
+        launch(*arguments)
+
+    monkeypatch.setattr(runtime, "launch", counted)
+    wrong, counts = 0, []
+    side = cupy.cuda.Stream(non_blocking=True)
+    with side:
+        for call in range(20):
+            x = cupy.asarray(inputs(comm, 700, call))
+            out = cupy.full(700, cupy.nan, "f4")
+            assert comm.allreduce(x, out=out) is out
+            new = comm.allreduce(x)
+            wrong += count_wrong(out.get(), results(comm, 700, call))
+            wrong += count_wrong(new.get(), results(comm, 700, call))
+            comm.allreduce(x, out=x)
+            wrong += count_wrong(x.get(), results(comm, 700, call))
+            counts.append(len(calls))
+    with torch.cuda.stream(torch.cuda.ExternalStream(side.ptr)):
+        for call in range(20):
+            t = torch.from_numpy(inputs(comm, 700, call)).cuda()
+            wrong += count_wrong(comm.allreduce(t).cpu().numpy(), results(comm, 700, call))
+            counts.append(len(calls))
+    # One of each library; a new array is aligned as the first one was.
+    assert counts[0] >= 1
+    assert agree(counts[1:20] == [counts[0]] * 19) == [True] * comm.size
+    assert agree(counts[21:] == [counts[20]] * 19) == [True] * comm.size
+    assert agree(wrong) == [0] * comm.size
+
+
+def test_a_known_call_waits_for_the_stream_that_writes_its_array(
+    comm: shmemar.Communicator, agree: Any
+) -> None:
+    """CuPy's current stream writes it 2 ms late, and the call is on another one."""
+    import cupy
+
+    spin = cupy.RawKernel(
+        'extern "C" __global__ void spin(long long n) { long long t = clock64() + n;'
+        " while (clock64() < t) {} }",
+        "spin",
+    )
+    own, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    fresh, x, y = (cupy.empty(5000, "f4") for _ in range(3))
+    wrong = 0
+    for call in range(10):
+        fresh.set(inputs(comm, 5000, call))
+        x.fill(cupy.nan)
+        cupy.cuda.Device().synchronize()
+        with own:
+            spin((1,), (1,), (np.int64(4_000_000),))
+            x[...] = fresh
+            comm.allreduce(x, out=y, stream=other)
+        other.synchronize()
+        wrong += count_wrong(y.get(), results(comm, 5000, call))
+    assert agree(wrong) == [0] * comm.size
+
+
 def test_forked_streams_of_a_capture_run_one_after_the_other(
     comm: shmemar.Communicator, agree: Any
 ) -> None:

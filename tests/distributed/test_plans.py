@@ -75,6 +75,32 @@ def test_plans_take_turns_and_have_results_of_their_own(
     assert agree(sums == [[total] * n for n in (3, 3, 40, 3)]) == [True] * comm.size
 
 
+@pytest.mark.parametrize("pdl", ["auto", True, False])
+def test_a_plan_may_be_launched_programmatically(
+    comm: shmemar.Communicator, arrays: Arrays, agree: Any, pdl: Any
+) -> None:
+    """Of each kernel that the sizes choose; back to back, so that launches may overlap."""
+    wrong = 0
+    for count in (5, 40_000, 300_000):
+        xs, outs, expected = [], [], []
+        for call in range(4):
+            xs.append(arrays.make(exact_input(FLOAT, SUM, count, rank=comm.rank, call=call)))
+            outs.append(arrays.make(np.full(count, np.nan, np.float32)))
+            expected.append(exact_result(FLOAT, SUM, count, nranks=comm.size, call=call))
+        plans = [comm.plan_allreduce(x, out, pdl=pdl) for x, out in zip(xs, outs, strict=True)]
+        assert {plan.pdl for plan in plans} == {comm._kernels.pdl if pdl == "auto" else pdl}
+        arrays.synchronize()
+        for _ in range(5):
+            for plan in plans:
+                plan()
+        arrays.synchronize()
+        wrong += sum(
+            count_wrong(arrays.host(out), result)
+            for out, result in zip(outs, expected, strict=True)
+        )
+    assert agree(wrong) == [0] * comm.size
+
+
 def test_a_plan_of_nothing_launches_nothing(comm: shmemar.Communicator, arrays: Arrays) -> None:
     x = arrays.make(np.zeros(0, np.float32))
     plan = comm.plan_allreduce(x, x)
@@ -89,6 +115,8 @@ def test_a_plan_is_checked_when_it_is_made(comm: shmemar.Communicator, arrays: A
         comm.plan_allreduce(x, op="median")
     with pytest.raises(shmemar.ArgumentError, match="overlap"):
         comm.plan_allreduce(x[:3], x[1:])
+    with pytest.raises(shmemar.ArgumentError, match="pdl is 'on'; expected True, False or 'auto'"):
+        comm.plan_allreduce(x, pdl="on")  # type: ignore[arg-type]
 
 
 def test_a_plan_of_a_closed_communicator_says_so(
@@ -113,6 +141,8 @@ def test_plans_that_differ_are_named_in_debug_mode(
         plans = [comm.plan_allreduce(arrays.make(np.zeros(n, np.float32))) for n in (5, 6)]
         with pytest.raises(shmemar.MismatchError, match=r"plan differs between ranks in a plan's"):
             plans[world.rank == 0]()
+        with pytest.raises(shmemar.MismatchError, match="pdl differs between ranks"):
+            comm.plan_allreduce(arrays.make(np.zeros(5, np.float32)), pdl=world.rank == 0)
         with pytest.raises(shmemar.MismatchError, match=r"nbytes differs.* in prepare"):
             comm.prepare(nbytes=4 if world.rank == 0 else 8)
 

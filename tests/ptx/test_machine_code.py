@@ -9,9 +9,11 @@ from itertools import product
 import pytest
 from numba import cuda, types
 
+from shmemar.config import Config
 from shmemar.device import memory, ptx
 from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
 from shmemar.host.launch import compile_ptx
+from shmemar.host.scratch import layout_for
 from shmemar.layout import DEFAULT_SCRATCH_NBYTES, LLLayout, packet_count
 from shmemar.spec import Kernel, KernelSpec, Protocol, why_impossible
 from tests.ptx.assembler import Assembly, assemble
@@ -184,6 +186,38 @@ def test_the_looped_kernel_keeps_the_contract() -> None:
     assert assembly.count("call") == 0
     assert ".local" not in text
     assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
+
+
+PROGRAMMATIC = [*VARIANTS, *((k, k.default_protocol) for k in Kernel if k.has_barriers)]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "protocol"), PROGRAMMATIC, ids=[f"{k.value}-{p.value}" for k, p in PROGRAMMATIC]
+)
+def test_a_programmatic_kernel_waits_before_it_touches_memory_and_triggers_behind_that(
+    kernel: Kernel, protocol: Protocol
+) -> None:
+    spec = KernelSpec(kernel, protocol, FLOAT, SUM, 2)
+    text = compile_ptx(
+        spec,
+        layout_for(spec, Config()),
+        rank=1,
+        compute_capability=(9, 0),
+        programmatic=True,
+    )
+    wait, trigger = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
+    assert (text.count(wait), text.count(trigger)) == (1, 1)
+    entry = text[text.index(".entry") :]
+    touches = r"\b(?:ld|st|atom|red|multimem)\.(?!param)|\bbra\b"
+    assert not re.search(touches, entry[: entry.index(wait)])
+    between = entry[entry.index(wait) + len(wait) : entry.index(trigger)]
+    assert not re.search(r"[a-z]\S* [^/]*;", re.sub(r"//.*", "", between))
+    assembly = assemble(text)
+    assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
+    assert assembly.count("call") == 0
+    plain = compile_ptx(spec, layout_for(spec, Config()), rank=1, compute_capability=(9, 0))
+    assert "griddepcontrol" not in plain
+    assert assembly.registers <= assemble(plain).registers + 2
 
 
 def test_no_fence_is_on_the_way_of_a_packet() -> None:

@@ -41,6 +41,14 @@ class RefusingMachine:
         """Refuse an addition to 64 bits."""
         raise AssertionError(f"unexpected {order} addition of {value} to 64 bits at {address:#x}")
 
+    def wait_for_launch(self) -> None:
+        """Refuse to wait for a launch."""
+        raise AssertionError("unexpected wait for the launch before")
+
+    def trigger(self) -> None:
+        """Refuse to let the next launch start."""
+        raise AssertionError("unexpected trigger of the next launch")
+
     def add_to_line(
         self, address: int, words: tuple[int, ...], add: Callable[[int, int], int]
     ) -> None:

@@ -16,14 +16,30 @@ from shmemar.host.fast_launch import (
     NOT_AS_USUAL,
     DriverCalls,
     Gate,
+    PreparedLaunch,
     compile_launch,
-    launch_words,
 )
 from shmemar.host.runtime import NvshmemRuntime
 from shmemar.layout import FAILURE_DTYPE, Grid
 
 WORD, NUMBER, STATUS = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int32
-CONTEXT, EVENT, FUNCTION, PARAMETERS = 0x7F0000001000, 0x7F0000002000, 0x7F0000003000, 0x7F00000040
+CONTEXT, EVENT, PRODUCERS, FUNCTION = 0x7F0000001000, 0x7F0000002000, 0x7F00000028, 0x7F0000003000
+
+
+def launched(config: int, parameters: int) -> dict[str, Any]:
+    """Read what the driver is given, as its own headers lay it out."""
+    numbers = (NUMBER * 14).from_address(config)
+    stream, attributes = (WORD.from_address(config + at).value for at in (32, 40))
+    kinds = [NUMBER.from_address(attributes + 72 * at).value for at in range(numbers[12])]
+    pointers = (WORD * 4).from_address(parameters)
+    return {
+        "grid": tuple(numbers[:3]),
+        "block": tuple(numbers[3:6]),
+        "shared": numbers[6],
+        "stream": stream,
+        "attributes": [(kind, NUMBER.from_address(attributes + 8).value) for kind in kinds],
+        "values": [WORD.from_address(pointer).value for pointer in pointers],
+    }
 
 
 class Driver:
@@ -50,13 +66,18 @@ class Driver:
     def stream_get_id(self, stream: int, address: int) -> int:
         return self._answer("id", address, WORD, stream + 100)
 
-    def launch_kernel(self, *arguments: int) -> int:
-        self.calls.append(("launch", *arguments))
+    def launch_kernel(self, config: int, function: int, parameters: int, extra: int) -> int:
+        assert (function, extra) == (FUNCTION, 0)
+        self.calls.append(("launch", launched(config, parameters)))
         return self.status.get("launch", 0)
 
     def event_record(self, event: int, stream: int) -> int:
         self.calls.append(("record", event, stream))
         return self.status.get("record", 0)
+
+    def stream_wait_event(self, stream: int, event: int, flags: int) -> int:
+        self.calls.append(("wait", stream, event, flags))
+        return self.status.get("wait", 0)
 
     @property
     def functions(self) -> DriverCalls:
@@ -67,26 +88,44 @@ class Driver:
             made(self.ctx_get_current, WORD),
             made(self.stream_is_capturing, WORD, WORD),
             made(self.stream_get_id, WORD, WORD),
-            made(self.launch_kernel, WORD, *[NUMBER] * 7, WORD, WORD, WORD),
+            made(self.launch_kernel, WORD, WORD, WORD, WORD),
             made(self.event_record, WORD, WORD),
+            made(self.stream_wait_event, WORD, WORD, NUMBER),
         )
 
 
 class Launcher:
-    """A communicator's gate, and one launch of 7 blocks behind it."""
+    """A communicator's gate, and one launch of 7 blocks and four parameters behind it."""
 
     def __init__(self) -> None:
         self.driver = Driver()
         self.functions = self.driver.functions
         self.record = np.zeros(FAILURE_DTYPE.itemsize // 4, np.uint32)
         self.last_stream = np.array([105], np.uint64)
-        self.gate = Gate(CONTEXT, EVENT, self.record, self.last_stream)
-        self.prepared = launch_words(FUNCTION, 7, 128, PARAMETERS)
+        self.gate = Gate(CONTEXT, EVENT, PRODUCERS, self.record, self.last_stream)
+        self.prepared = self.prepare(is_programmatic=False)
         self.launch = compile_launch(self.functions)
 
-    def __call__(self, stream: int = 5) -> int:
-        gate = self.gate
-        return self.launch(gate.words, gate.record, gate.last_stream, self.prepared, stream)
+    def prepare(self, *, is_programmatic: bool) -> PreparedLaunch:
+        made = PreparedLaunch(
+            FUNCTION, 4, is_programmatic=is_programmatic, gate=self.gate.address, source_at=1
+        )
+        made.values[:] = 11, 0, 0, 2**64 - 1
+        made.set_grid(7, 128)
+        return made
+
+    def __call__(self, stream: int = 5, producer: int = 5) -> int:
+        return self.launch(self.prepared.address, stream, producer, 77, 78)
+
+
+LAUNCHED = {
+    "grid": (7, 1, 1),
+    "block": (128, 1, 1),
+    "shared": 0,
+    "stream": 5,
+    "attributes": [],
+    "values": [11, 77, 78, 2**64 - 1],
+}
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +146,40 @@ def _as_usual(launcher: Launcher) -> None:
 def test_a_launch_is_one_of_the_driver_and_an_event(launcher: Launcher) -> None:
     for _ in range(2):
         assert launcher() == 0
-    launched = ("launch", FUNCTION, 7, 1, 1, 128, 1, 1, 0, 5, PARAMETERS, 0)
-    assert launcher.driver.calls == [launched, ("record", EVENT, 5)] * 2
+    assert launcher.driver.calls == [("launch", LAUNCHED), ("record", EVENT, 5)] * 2
+
+
+def test_a_programmatic_launch_says_so_to_the_driver(launcher: Launcher) -> None:
+    made = launcher.prepare(is_programmatic=True)
+    assert launcher.launch(made.address, 5, 5, 77, 78) == 0
+    serialization = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    expected = {**LAUNCHED, "attributes": [(serialization, 1)]}
+    assert launcher.driver.calls[0] == ("launch", expected)
+
+
+def test_a_launch_waits_for_the_stream_that_has_written_its_arrays(launcher: Launcher) -> None:
+    assert launcher(5, producer=9) == 0
+    assert launcher.driver.calls == [
+        ("record", PRODUCERS, 9),
+        ("wait", 5, PRODUCERS, 0),
+        ("launch", LAUNCHED),
+        ("record", EVENT, 5),
+    ]
+
+
+def test_the_legacy_default_stream_is_a_stream_like_others(launcher: Launcher) -> None:
+    launcher.last_stream[0] = 100
+    assert launcher(0, producer=0) == 0
+    assert launcher.driver.calls[1] == ("record", EVENT, 0)
+    launcher.last_stream[0] = 105
+    assert launcher(5, producer=0) == 0
+    assert launcher.driver.calls[2] == ("record", PRODUCERS, 0)
+
+
+def test_a_producer_that_is_being_captured_launches_nothing(launcher: Launcher) -> None:
+    launcher.driver.captured.add(9)
+    assert launcher(5, producer=9) == NOT_AS_USUAL
+    assert launcher.driver.calls == []
 
 
 def _shut(launcher: Launcher) -> None:
@@ -157,10 +228,15 @@ def test_what_is_not_as_usual_launches_nothing(launcher: Launcher, change: Any) 
     assert len(launcher.driver.calls) == 2
 
 
-@pytest.mark.parametrize(("name", "ncalls"), [("launch", 1), ("record", 2)])
-def test_what_the_driver_refuses_is_returned(launcher: Launcher, name: str, ncalls: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "producer", "ncalls"),
+    [("launch", 5, 1), ("record", 5, 2), ("record", 9, 1), ("wait", 9, 2)],
+)
+def test_what_the_driver_refuses_is_returned(
+    launcher: Launcher, name: str, producer: int, ncalls: int
+) -> None:
     launcher.driver.status[name] = 700
-    assert launcher() == 700
+    assert launcher(5, producer) == 700
     assert len(launcher.driver.calls) == ncalls
 
 
@@ -171,13 +247,19 @@ def test_a_capture_that_has_ended_is_none(launcher: Launcher) -> None:
     assert launcher() == 0
 
 
-def test_a_loop_launches_as_often_as_it_says(launcher: Launcher) -> None:
-    loop = compile_loop(launcher.functions)
-    assert loop(FUNCTION, PARAMETERS, 5, 3) == 0
-    launched = ("launch", FUNCTION, 1, 1, 1, 128, 1, 1, 0, 5, PARAMETERS, 0)
-    assert launcher.driver.calls == [launched] * 3
-    launcher.driver.status["launch"] = 700
-    assert loop(FUNCTION, PARAMETERS, 5, 1) == 700
+def test_a_loop_launches_as_often_as_it_says() -> None:
+    calls: list[Any] = []
+    kind = ctypes.CFUNCTYPE(STATUS, WORD, *[NUMBER] * 7, WORD, WORD, WORD)
+    statuses = iter([0, 0, 0, 700])
+
+    def launch_kernel(*arguments: int) -> int:
+        calls.append(arguments)
+        return next(statuses)
+
+    loop = compile_loop(kind(launch_kernel))
+    assert loop(FUNCTION, 0x7F00000040, 5, 3) == 0
+    assert calls == [(FUNCTION, 1, 1, 1, 128, 1, 1, 0, 5, 0x7F00000040, 0)] * 3
+    assert loop(FUNCTION, 0x7F00000040, 5, 1) == 700
 
 
 # What the runtime makes of it
@@ -188,43 +270,52 @@ def bound_of(
 ) -> tuple[NvshmemRuntime, Any]:
     made = NvshmemRuntime.__new__(NvshmemRuntime)
     record, last = np.zeros(12, np.uint32), np.zeros(1, np.uint64)
-    made._gate = Gate(CONTEXT, EVENT, record, last)
-    made._launch_plan = launch
-    kernel = SimpleNamespace(function=FUNCTION)
-    passed: Any = SimpleNamespace(flat=lambda: arguments)
+    made._gate = Gate(CONTEXT, EVENT, PRODUCERS, record, last)
+    monkeypatch.setattr(runtime, "_fast_launch", lambda: launch)
+    kernel = SimpleNamespace(function=FUNCTION, is_programmatic=True)
+    passed: Any = SimpleNamespace(flat=lambda: arguments, peers=(1,))
     return made, made.bind(kernel, Grid(3, 128), passed)
 
 
 def test_arguments_are_where_the_driver_looks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def launch(words: Any, record: Any, last: Any, prepared: Any, stream: int) -> int:
-        pointers = (WORD * 3).from_address(int(prepared[3]))
-        values = [WORD.from_address(pointer).value for pointer in pointers]
-        seen.append((list(map(int, prepared[:3])), values, stream))
+    def launch(prepared: int, stream: int, producer: int, source: int, destination: int) -> int:
+        _, config, function, parameters, arrays, _ = (WORD * 6).from_address(prepared)
+        given = launched(config, parameters)
+        seen.append((function, given["grid"], given["attributes"], given["values"]))
+        second = WORD.from_address((WORD * 4).from_address(parameters)[1])
+        seen.append((ctypes.addressof(second) == arrays, stream, producer, source, destination))
         return 0
 
-    _, bound = bound_of(monkeypatch, launch, [11, 2**64 - 1, 13])
-    assert bound(9) is True
-    assert seen == [([FUNCTION, 3, 128], [11, 2**64 - 1, 13], 9)]
+    _, bound = bound_of(monkeypatch, launch, [11, 2**64 - 1, 13, 14])
+    assert bound(9, 10, 77, 78) is True
+    assert seen == [
+        (FUNCTION, (3, 1, 1), [(6, 1)], [11, 2**64 - 1, 13, 14]),
+        (True, 9, 10, 77, 78),
+    ]
 
 
 def test_a_bound_launch_says_when_it_has_launched_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, bound = bound_of(monkeypatch, lambda words, *_: 0 if words[0] else NOT_AS_USUAL, [1])
-    assert bound(9) is True
+    def launch(prepared: int, *_: int) -> int:
+        gate = WORD.from_address(prepared).value
+        return 0 if WORD.from_address(gate).value else NOT_AS_USUAL
+
+    made, bound = bound_of(monkeypatch, launch, [1, 2, 3])
+    assert bound(9, 9, 0, 0) is True
     made.shut()
-    assert bound(9) is False
+    assert bound(9, 9, 0, 0) is False
 
 
 def test_a_bound_launch_that_is_refused_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, bound = bound_of(monkeypatch, lambda *_: 700, [1])
+    _, bound = bound_of(monkeypatch, lambda *_: 700, [1, 2, 3])
 
     def refuse(status: int) -> None:
         raise DeviceError(f"status {status}")
 
     monkeypatch.setattr(runtime, "raise_refusal", refuse)
     with pytest.raises(DeviceError, match="status 700"):
-        bound(9)
+        bound(9, 9, 0, 0)
 
 
 def test_without_a_gate_nothing_is_bound() -> None:

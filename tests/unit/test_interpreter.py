@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shmemar.device import groups, memory
+from shmemar.device import groups, memory, programmatic
 from shmemar.device.additions import add_f32, add_two_bf16, add_two_f16
 from shmemar.device.interpreter import Group, Order, Scope, current, running
 
@@ -130,6 +130,12 @@ class _Recorder:
     def fence(self, scope: Scope) -> None:
         self.asked.append(("fence", scope))
 
+    def wait_for_launch(self) -> None:
+        self.asked.append(("wait_for_launch",))
+
+    def trigger(self) -> None:
+        self.asked.append(("trigger",))
+
     def shares_work(self) -> bool:
         self.asked.append(("shares_work",))
         return True
@@ -161,6 +167,13 @@ def test_a_primitive_of_threads_that_meet_asks_for_their_group(
     with running(machine):
         assert getattr(groups, name)(*arguments) is result
     assert machine.asked == [asked]
+
+
+def test_a_programmatic_launch_waits_before_it_triggers() -> None:
+    machine = _Recorder()
+    with running(machine):
+        programmatic.begin()
+    assert machine.asked == [("wait_for_launch",), ("trigger",)]
 
 
 @pytest.mark.parametrize(("name", "arguments", "asked", "result"), CALLS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmemar.device import kernels
+from shmemar.device import kernels, programmatic
 from shmemar.device.kernels import KernelArguments
 from shmemar.device.packet import SENTINEL
 from shmemar.host.checker.barrier_mail import BarrierMail
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shmemar.layout import AnyLayout
     from shmemar.spec import KernelSpec
 
-__all__ = ["before_body", "body_of", "launches_of", "region_of", "scratch_of"]
+__all__ = ["body_of", "launches_of", "region_of", "scratch_of"]
 
 POISON = b"\xa5"
 STEPS_PER_THREAD = 40_000
@@ -197,7 +197,7 @@ class _Calls:
 
         def run(index: int) -> None:
             if overlaps:
-                before_body(machine)
+                programmatic.begin()
             for each in arguments:
                 body(each, rank, index, call.nthreads, block_threads)
 
@@ -242,12 +242,6 @@ def scratch_of(spec: KernelSpec) -> tuple[Kernel, Protocol, bool]:
 def region_of(spec: KernelSpec) -> Any:
     """What its region is known by."""
     return scratch_of(spec)
-
-
-def before_body(machine: HostileMachine) -> None:
-    """What a kernel does first where launches overlap: wait, and only then let the next one in."""
-    machine.wait_for_launch()
-    machine.trigger()
 
 
 def _stride(call: Call) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from shmemar.device import barrier, kernels, ll128, packet_buffer, signal
+from shmemar.device import barrier, kernels, ll128, packet_buffer, programmatic, signal
 from shmemar.device.groups import all_in_warp
 from shmemar.device.interpreter import Order, Scope, current
 from shmemar.device.kernels import barrier_one_shot, barrier_two_shot, exchange, ll128_atomic
@@ -147,13 +147,9 @@ _LOOPED = CallSequence((Call(_spec(TWO_SHOT, SENTINEL_PROTOCOL), 8, 2, repeats=8
 # Programmatic launch
 
 
-def _trigger_first(machine: Any) -> None:
-    machine.trigger()
-    machine.wait_for_launch()
-
-
-def _trigger_only(machine: Any) -> None:
-    machine.trigger()
+def _trigger_first() -> None:
+    programmatic.trigger()
+    programmatic.wait_for_launch()
 
 
 # Lines
@@ -387,12 +383,12 @@ CONTROLS: tuple[Control, ...] = (
     ),
     Control(
         "the wait before the trigger",
-        (_replace(checked_calls, "before_body", _trigger_first),),
+        (_replace(programmatic, "begin", _trigger_first),),
         _fixed(_OVERLAPPING),
     ),
     Control(
         "the wait behind a programmatic launch",
-        (_replace(checked_calls, "before_body", _trigger_only),),
+        (_replace(programmatic, "begin", programmatic.trigger),),
         _fixed(_OVERLAPPING),
     ),
     *_of_each(

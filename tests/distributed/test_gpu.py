@@ -446,6 +446,100 @@ def test_a_graph_of_plans_replays_with_inputs_that_change(
     assert agree(wrong) == [0] * comm.size
 
 
+def test_several_graphs_replay_in_any_order_and_are_captured_again(
+    comm: shmemar.Communicator, agree: Any, pytestconfig: pytest.Config
+) -> None:
+    """Of one collective, of 50 and of 7, by plans and calls, with eager calls between replays."""
+    import cupy
+
+    replays, count = pytestconfig.getoption("--replays"), 70
+    x, y = cupy.empty(count, "i8"), cupy.empty(count, "i8")
+    mix = cupy.ElementwiseKernel("int64 y, int64 own", "int64 x", "x = 5 * y + own", "mix")
+    plans = [comm.plan_allreduce(x, y, pdl=pdl) for pdl in (False, True)]
+
+    def collective(number: int, stream: Any) -> None:
+        if number % 3 == 2:
+            comm.allreduce(x, out=y, stream=stream)
+        else:
+            plans[number % 3](stream=stream)
+        mix(y, comm.rank + 1, x)
+
+    def capture(ncollectives: int) -> Callable[[], None]:
+        def body(stream: Any) -> None:
+            for number in range(ncollectives):
+                collective(number, stream)
+
+        return capture_with_cupy(body)
+
+    def model(xs: list[Any], ncollectives: int) -> list[Any]:
+        for _ in range(ncollectives):
+            total = sum(xs[1:], xs[0])
+            xs = [5 * total + rank + 1 for rank in range(comm.size)]
+        return xs
+
+    x.fill(0)
+    for number in range(3):
+        collective(number, None)  # loads the kernels
+    lengths = (1, 50, 7)
+    graphs = [capture(length) for length in lengths]
+    x.set(np.arange(count) + comm.rank)
+    cupy.cuda.Device().synchronize()
+    expected = [np.arange(count) + rank for rank in range(comm.size)]
+    order = np.random.default_rng(7).integers(0, 4, replays)
+    wrong = 0
+    with np.errstate(over="ignore"):
+        for call, which in enumerate(order):
+            if which < 3:
+                graphs[which]()
+                expected = model(expected, lengths[which])
+            else:
+                collective(2, None)
+                cupy.cuda.Device().synchronize()
+                expected = model(expected, 1)
+            if call % 100 == 0:
+                wrong += count_wrong(x.get(), expected[comm.rank])
+                graphs[call // 100 % 3] = capture(lengths[call // 100 % 3])
+    wrong += count_wrong(x.get(), expected[comm.rank])
+    assert agree(wrong) == [0] * comm.size
+
+
+def test_a_capture_that_fails_on_one_rank_leaves_the_others_as_they_were(
+    comm: shmemar.Communicator, agree: Any
+) -> None:
+    import cupy
+
+    x, y = cupy.empty(900, "f4"), cupy.empty(900, "f4")
+    comm.allreduce(x, out=y)  # loads the kernel
+
+    def body(stream: Any) -> None:
+        for _ in range(3):
+            comm.allreduce(x, out=y, stream=stream)
+
+    if comm.rank == comm.size - 1:
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            comm.allreduce(x, out=y, stream=stream)
+            with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="Capture"):
+                cupy.cuda.runtime.deviceSynchronize()
+            with pytest.raises(shmemar.ArgumentError, match="invalidated"):
+                comm.allreduce(x, out=y, stream=stream)
+            with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="Invalidated"):
+                stream.end_capture()
+    else:
+        capture_with_cupy(body)
+    wrong = 0
+    replay = capture_with_cupy(body)
+    for call in range(20):
+        x.set(inputs(comm, 900, call))
+        y.fill(cupy.nan)
+        cupy.cuda.Device().synchronize()
+        replay()
+        wrong += count_wrong(y.get(), results(comm, 900, call))
+        wrong += count_wrong(comm.allreduce(x).get(), results(comm, 900, call))
+    assert agree(wrong) == [0] * comm.size
+
+
 @pytest.mark.parametrize("in_graph", [True, False], ids=["graph", "stream"])
 def test_a_programmatic_launch_waits_for_a_kernel_that_triggers_early(
     comm: shmemar.Communicator, agree: Any, in_graph: bool

@@ -1,4 +1,4 @@
-"""Command line: ``python -m shmemar`` with ``allreduce``, ``tune``, ``check`` or ``doctor``."""
+"""``python -m shmemar``: ``allreduce``, ``tune``, ``floor``, ``check`` or ``doctor``."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "litmus test of 128-byte lines is run; start it under mpirun to have all ranks in it."
         ),
     )
+    _add_floor(commands)
     _add_tune(commands)
     _add_check(commands)
     arguments = parser.parse_args(argv)
@@ -67,9 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"shmemar: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             return 2
     try:
-        return (_tune if arguments.command == "tune" else _allreduce)(arguments)
+        run = {"tune": _tune, "floor": _floor, "allreduce": _allreduce}[arguments.command]
+        return run(arguments)
     except ShmemarError as error:
         return _refuse(error)
+
+
+def _add_floor(commands: Any) -> None:
+    floor = commands.add_parser(
+        "floor",
+        help="measure what no all-reduce can be faster than: L2 round trips and a store to a peer",
+        description="Start it under mpirun: mpirun -n 2 python -m shmemar floor",
+    )
+    floor.add_argument("-n", "--rounds", default=1000, type=int, help="of each loop; default: 1000")
+    floor.add_argument("--backend", default=None, choices=[backend.value for backend in Backend])
+    floor.add_argument("--json", metavar="FILE", help="write it here, too")
 
 
 def _add_tune(commands: Any) -> None:
@@ -235,6 +248,47 @@ def _allreduce(arguments: argparse.Namespace) -> int:
         if speaks:
             print(f"# {wrong} wrong" if wrong else "# all results right", flush=True)
     return 1 if wrong else 0
+
+
+def _floor(arguments: argparse.Namespace) -> int:
+    import json
+    from pathlib import Path
+
+    import shmemar
+    from shmemar.host.bootstrap import load_mpi
+    from shmemar.host.files import write_whole
+    from shmemar.host.speed_of_light import measure_floor, render, time_barrier
+
+    mpi = load_mpi()
+    world = mpi.COMM_WORLD
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    with shmemar.init(world, backend=arguments.backend) as comm:
+        progress = _progress if comm.rank == 0 else lambda *_: None
+        floor = measure_floor(comm, rounds=arguments.rounds, progress=progress)
+        barriers = {comm.size: time_barrier(comm)} if comm.size > 1 else {}
+        for nranks in (n for n in (2, 4, 8, 16, 32) if n < comm.size):
+            part = world.Split(0 if comm.rank < nranks else mpi.UNDEFINED)
+            if comm.rank < nranks:
+                with shmemar.init(part, backend=comm.backend.value) as some:
+                    barriers[nranks] = time_barrier(some)
+                part.Free()
+            comm.host_barrier()
+        if comm.rank:
+            return 0
+        description = comm.describe()
+    known = {n: us for n, us in barriers.items() if us is not None}
+    for name, value in description.items():
+        print(f"# {name}: {value}")
+    print(render(floor, known), flush=True)
+    if arguments.json:
+        document = {
+            "date": started,
+            **description,
+            **floor.as_dict(),
+            "barrier_us": {str(n): us for n, us in sorted(known.items())},
+        }
+        write_whole(Path(arguments.json), json.dumps(document, indent=1) + "\n")
+    return 0
 
 
 def _tune(arguments: argparse.Namespace) -> int:

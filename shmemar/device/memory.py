@@ -29,6 +29,7 @@ __all__ = [
     "fence_acq_rel_gpu",
     "fence_acq_rel_sys",
     "fence_proxy_alias",
+    "fence_sc_gpu",
     "globaltimer_ns",
     "ld_acquire_sys_b32",
     "ld_b8",
@@ -257,6 +258,11 @@ def fence_acq_rel_gpu() -> None:
 def fence_acq_rel_sys() -> None:
     """Order the thread's memory operations before the fence against those after it."""
     current().fence(Scope.SYS)
+
+
+def fence_sc_gpu() -> None:
+    """``__threadfence()``: as `fence_acq_rel_gpu`, and in one order with other such fences."""
+    current().fence(Scope.GPU)
 
 
 def globaltimer_ns() -> int:

@@ -200,6 +200,7 @@ def _lower_memory(compiler: Compiler) -> None:
     )
     for primitive in _MULTICAST:
         lower(primitive)(_no_multicast(primitive))
+    lower(memory.fence_sc_gpu)(lambda: lambda: fence())
     lower(memory.fence_acq_rel_gpu)(lambda: lambda: fence())
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence())
 

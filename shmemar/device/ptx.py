@@ -158,6 +158,7 @@ def _lower_memory(compiler: Compiler) -> None:
     st_release = _ptx(compiler, "st.release.sys.global.b32 [$0], $1;", "lr")
     st_release_64 = _ptx(compiler, "st.release.sys.global.b64 [$0], $1;", "ll")
     red_release_64 = _ptx(compiler, "red.release.sys.global.add.u64 [$0], $1;", "ll")
+    fence_sc = _ptx(compiler, "fence.sc.gpu;")
     fence_gpu = _ptx(compiler, "fence.acq_rel.gpu;")
     fence_sys = _ptx(compiler, "fence.acq_rel.sys;")
     globaltimer = _ptx(compiler, "mov.u64 $0, %globaltimer;", "", "l")
@@ -225,6 +226,7 @@ def _lower_memory(compiler: Compiler) -> None:
     lower(memory.multimem_ld_reduce_add_v4_f16x2)(_load_sum(load_sum_f16))
     lower(memory.multimem_ld_reduce_add_v4_bf16x2)(_load_sum(load_sum_bf16))
     lower(memory.fence_proxy_alias)(lambda: lambda: fence_alias())
+    lower(memory.fence_sc_gpu)(lambda: lambda: fence_sc())
     lower(memory.fence_acq_rel_gpu)(lambda: lambda: fence_gpu())
     lower(memory.fence_acq_rel_sys)(lambda: lambda: fence_sys())
     lower(memory.globaltimer_ns)(lambda: lambda: globaltimer())
@@ -260,6 +262,9 @@ def _lower_launches(compiler: Compiler) -> None:
     launch_dependents = _ptx(compiler, "griddepcontrol.launch_dependents;")
     compiler.lower(programmatic.wait_for_launch)(lambda: lambda: wait())
     compiler.lower(programmatic.trigger)(lambda: lambda: launch_dependents())
+    # Into L2, where every GPU's stores to this memory go, so nothing stale is ever found there.
+    prefetch = _ptx(compiler, "prefetch.global.L2 [$0];", "l")
+    compiler.lower(programmatic.warm)(lambda address: lambda address: prefetch(address))
 
 
 def _lower_groups(compiler: Compiler) -> None:

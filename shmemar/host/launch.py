@@ -71,7 +71,7 @@ def compile_ptx(
     from numba import cuda, types
 
     from shmemar.device import memory, ptx
-    from shmemar.device.programmatic import begin
+    from shmemar.device.programmatic import begin, warm
     from shmemar.device.registry import device
     from shmemar.device.words import u32, u64
 
@@ -82,6 +82,9 @@ def compile_ptx(
         body(arguments, rank, u32(cuda.grid(1)), u32(cuda.gridsize(1)), cuda.blockDim.x)
 
     def programmatic_entry(arguments: KernelArguments) -> None:
+        warm(arguments.peers[rank])
+        warm(arguments.source)
+        warm(arguments.broken)
         begin()
         body(arguments, rank, u32(cuda.grid(1)), u32(cuda.gridsize(1)), cuda.blockDim.x)
 

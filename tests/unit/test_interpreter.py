@@ -62,6 +62,7 @@ CALLS = [
     ("multimem_red_release_sys_add_u32", (8, 5), ("add_to_all", 8, 5), None),
     ("fence_proxy_alias", (), ("fence_aliases",), None),
     ("fence_acq_rel_gpu", (), ("fence", Scope.GPU), None),
+    ("fence_sc_gpu", (), ("fence", Scope.GPU), None),
     ("fence_acq_rel_sys", (), ("fence", Scope.SYS), None),
     ("globaltimer_ns", (), ("clock_ns",), 77),
     ("relax", (), ("relax",), None),

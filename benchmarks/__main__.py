@@ -1,7 +1,9 @@
 """Command line of the benchmarks.
 
-``mpirun -n N python -m benchmarks allreduce`` measures latency, ``barrier`` what barriers take of
-it; ``python -m benchmarks machine-code`` says what the compilers made of the kernels.
+``mpirun -n N python -m benchmarks allreduce`` measures latency, also that of what users would run
+instead, ``barrier`` what barriers take of it, ``launches`` the host's time of a call. Without
+``mpirun``, ``compare`` sets two result files side by side, ``plot`` draws one, and ``machine-code``
+says what the compilers made of the kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -18,11 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import shmemar
 from benchmarks.barriers import measure_barrier, measure_share
+from benchmarks.compare import compare, load, render
+from benchmarks.contenders import CONTENDERS, Ours, contender_of
 from benchmarks.launches import measure_launches
 from benchmarks.machine_code import disassemble
+from benchmarks.plots import draw
 from benchmarks.timing import MODES, Case, measure, why_not
 from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
+from shmemar.errors import ArgumentError, ShmemarError
 from shmemar.host.bootstrap import load_mpi
+from shmemar.host.selector import CANDIDATES
+from shmemar.host.speed_of_light import measure_floor
 from shmemar.host.sweep import message_sizes, parse_nbytes
 from shmemar.spec import Backend, Kernel, KernelSpec, Protocol, why_impossible
 
@@ -30,14 +38,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.barriers import Share
+    from benchmarks.contenders import Contender
     from benchmarks.timing import Result
+    from shmemar.host.selector import Candidate
 
 HEADER = (
-    f"#{'size':>9}{'count':>10}{'type':>11}{'redop':>6}{'mode':>8}{'kernel':>24}{'blocks':>7}"
-    f"{'time':>9}{'p20':>9}{'p80':>9}{'p99':>9}{'other':>9}{'algbw':>8}{'busbw':>8}{'#wrong':>8}\n"
-    f"#{'(B)':>9}{'(elems)':>10}{'':>11}{'':>6}{'':>8}{'':>24}{'':>7}"
+    f"#{'size':>9}{'count':>10}{'type':>11}{'redop':>6}{'mode':>8}{'who':>16}{'kernel':>24}"
+    f"{'blocks':>7}{'time':>9}{'p20':>9}{'p80':>9}{'p99':>9}{'other':>9}{'algbw':>8}{'busbw':>8}"
+    f"{'xSoL':>7}{'#wrong':>8}\n"
+    f"#{'(B)':>9}{'(elems)':>10}{'':>11}{'':>6}{'':>8}{'':>16}{'':>24}{'':>7}"
     f"{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(us)':>9}{'(GB/s)':>8}{'(GB/s)':>8}"
 )
+OSU_HEADER = f"# {'Size':<10}{'Avg Latency(us)':>18}  who, mode"
+FORMATS = ("nccl", "osu", "json")
 SHARE_HEADER = (
     "# Mode device; data: without barriers, on the same grid; less: by what part that is faster.\n"
     f"#{'size':>9}{'kernel':>24}{'blocks':>7}{'time':>9}{'data':>9}{'less':>9}{'#wrong':>8}\n"
@@ -57,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     allreduce.add_argument("--sizes", metavar="SIZE,...", help="these, instead of a range")
     allreduce.add_argument("-d", "--dtype", default="float32", choices=DTYPES)
     allreduce.add_argument("-o", "--op", default="sum", choices=[op.value for op in ReduceOp])
-    allreduce.add_argument("-m", "--modes", default=",".join(MODES), help="default: %(default)s")
+    allreduce.add_argument(
+        "-m", "--modes", default="device,graph,eager", help=f"of {', '.join(MODES)}"
+    )
     allreduce.add_argument("-n", "--samples", default=30, type=int, help="samples a row")
     allreduce.add_argument("-r", "--repeats", default=200, type=int, help="collectives a sample")
     allreduce.add_argument("--in-place", action="store_true")
@@ -70,12 +85,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     allreduce.add_argument(
         "--protocols", metavar="NAME,...", help="likewise; those that a kernel has"
     )
+    allreduce.add_argument(
+        "--contenders",
+        default="shmemar",
+        metavar="NAME,...",
+        help=f"who takes turns: shmemar, {', '.join(CONTENDERS)}, or all; default: shmemar",
+    )
+    allreduce.add_argument(
+        "--pdl",
+        default="auto",
+        choices=["auto", "on", "off", "both"],
+        help="programmatic dependent launch of our kernels; default: auto",
+    )
+    allreduce.add_argument(
+        "--floor", action="store_true", help="measure the floor too, and say how far above it"
+    )
+    allreduce.add_argument("--format", default="nccl", choices=FORMATS, help="of the table")
     allreduce.add_argument("--backend", default=None, choices=[b.value for b in Backend])
     allreduce.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     barrier = commands.add_parser(
         "barrier", help="latency of a barrier, and what part of a kernel's time its barriers take"
     )
-    barrier.add_argument("-m", "--modes", default=",".join(MODES), help="default: %(default)s")
+    barrier.add_argument("-m", "--modes", default="device,graph,eager", help="default: %(default)s")
     barrier.add_argument("-n", "--samples", default=30, type=int, help="samples a row")
     barrier.add_argument("-r", "--repeats", default=200, type=int, help="barriers a sample")
     barrier.add_argument("--sizes", default="128,64K,1M,8M", metavar="SIZE,...", help="of messages")
@@ -106,7 +137,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     code.add_argument("-d", "--dtype", default="float32", choices=DTYPES)
     code.add_argument("-o", "--op", default="sum", choices=[op.value for op in ReduceOp])
     code.add_argument("--json", type=Path, metavar="FILE", help="write it here too")
+    compare_files = commands.add_parser("compare", help="two result files, side by side")
+    compare_files.add_argument("before", type=Path)
+    compare_files.add_argument("after", type=Path)
+    plot = commands.add_parser("plot", help="draw a result file (needs matplotlib)")
+    plot.add_argument("results", type=Path)
+    plot.add_argument("output", type=Path, help=".svg or .png")
+    plot.add_argument("-m", "--mode", default="graph", choices=MODES)
     arguments = parser.parse_args(argv)
+    if arguments.command in ("compare", "plot"):
+        return _compare(arguments) if arguments.command == "compare" else _plot(arguments)
     for option, names in (
         ("--kernels", [each.value for each in Kernel]),
         ("--protocols", [each.value for each in Protocol]),
@@ -128,6 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.samples < 1 or arguments.repeats < 5:
         parser.error("--samples must be 1 or more, and --repeats 5 or more")
     if arguments.command == "barrier":
+        unknown = [mode for mode in modes if mode not in ("device", "graph", "eager")]
+        if unknown:
+            parser.error(f"--modes has {unknown[0]!r}; expected some of device, graph, eager")
         names = arguments.kernels.split(",") if arguments.kernels else []
         unknown = [name for name in names if name not in _WITH_BARRIERS]
         if unknown:
@@ -142,10 +185,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--in-place needs --op min or max, or -m eager: other calls don't repeat")
     if arguments.chained and ("eager" in modes or arguments.in_place or arguments.op != "sum"):
         parser.error("--chained needs -m device,graph, --op sum, and no --in-place")
-    return _allreduce(arguments, modes)
+    try:
+        contenders = _contenders(arguments)
+    except ArgumentError as error:
+        parser.error(f"--{error}")
+    return _allreduce(arguments, modes, contenders)
 
 
-def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
+def _contenders(arguments: argparse.Namespace) -> list[Contender]:
+    """Who takes turns, in the order of the table."""
+    given = arguments.contenders.split(",")
+    names = ["shmemar", *CONTENDERS] if given == ["all"] else given
+    choices: dict[str, list[Any]] = {
+        "auto": ["auto"],
+        "on": [True],
+        "off": [False],
+        "both": [True, False],
+    }
+    pdls = choices[arguments.pdl]
+    found: list[Contender] = []
+    for name in names:
+        if name != "shmemar":
+            found.append(contender_of(name))
+            continue
+        for kernel, protocol in _pairs(arguments.kernels, arguments.protocols):
+            if kernel is None and protocol is None:
+                candidates: list[Candidate | None] = [None]
+            else:
+                candidates = [
+                    each
+                    for each in CANDIDATES
+                    if kernel in (None, each.kernel.value)
+                    and protocol in (None, each.protocol.value)
+                ]
+            found += [Ours(candidate, pdl) for candidate in candidates for pdl in pdls]
+    return found
+
+
+def _allreduce(arguments: argparse.Namespace, modes: list[str], contenders: list[Contender]) -> int:
     dtype = as_dtype(arguments.dtype)
     op = as_reduce_op(arguments.op, dtype)
     if arguments.sizes:
@@ -166,16 +243,93 @@ def _allreduce(arguments: argparse.Namespace, modes: list[str]) -> int:
         for nbytes in sizes
     ]
     rows: list[Result] = []
-    with shmemar.init(load_mpi().COMM_WORLD, backend=arguments.backend) as comm:
-        where = comm.describe()
-        if comm.rank == 0:
-            _print_head(where)
-        for kernel, protocol in _pairs(arguments.kernels, arguments.protocols):
-            with _pinned(kernel, protocol, arguments.backend) as pinned:
-                rows += _measure_all(pinned, modes, cases)
-        if comm.rank == 0 and arguments.json:
-            _write_json(arguments.json, {**where, "rows": [row.as_dict() for row in rows]})
-    return 1 if any(row.wrong for row in rows) else 0
+    world = load_mpi().COMM_WORLD
+    with shmemar.init(world, backend=arguments.backend, determinism="not_guaranteed") as comm:
+        where: dict[str, Any] = dict(comm.describe())
+        speaks = comm.rank == 0
+        table = _Table(arguments.format, comm.size) if speaks else None
+        if table:
+            table.head(where)
+        if arguments.floor:
+            floor = measure_floor(comm)
+            where["floor"] = floor.as_dict()
+            if table and comm.size > 1:
+                table.say(f"floor: L_SoL {floor.l_sol_ns:.0f} ns, as `python -m shmemar floor`")
+        for mode in modes:
+            reason = why_not(comm, mode)
+            if reason:
+                if table:
+                    table.say(f"{mode}: not run, {reason}")
+                continue
+            for case in cases:
+                for row in measure(comm, mode, case, contenders):
+                    if arguments.floor and comm.size > 1 and row.median_us is not None:
+                        row = replace(row, xsol=row.median_us / floor.l_sol_ns * 1e3)  # noqa: PLW2901
+                    rows.append(row)
+                    if table:
+                        table.row(row)
+        if table:
+            document = {**where, "rows": [row.as_dict() for row in rows]}
+            table.end(document)
+            if arguments.json:
+                _write_json(arguments.json, document)
+    return 1 if any(row.failed for row in rows) else 0
+
+
+class _Table:
+    """Prints rows as they come."""
+
+    def __init__(self, form: str, nranks: int) -> None:
+        self.form, self.nranks = form, nranks
+
+    def head(self, where: dict[str, Any]) -> None:
+        if self.form == "json":
+            return
+        for name, text in where.items():
+            print(f"# {name}: {text}")
+        print("# time: maximum over ranks of each rank's median. other: graph: an empty kernel")
+        print("# in the collective's place; behind, early: the kernel ahead, which is subtracted;")
+        print("# eager: the host's time of a call. xSoL: times the floor.")
+        print(HEADER if self.form == "nccl" else OSU_HEADER, flush=True)
+
+    def say(self, text: str) -> None:
+        print(f"# {text}", flush=True, file=sys.stderr if self.form == "json" else sys.stdout)
+
+    def row(self, row: Result) -> None:
+        if self.form == "nccl":
+            print(_line(row, self.nranks), flush=True)
+        elif self.form == "osu":
+            if row.median_us is not None:
+                print(
+                    f"  {row.nbytes:<10}{row.median_us:>18.2f}  {row.contender} {row.kernel}, "
+                    f"{row.mode}",
+                    flush=True,
+                )
+        else:
+            print(f"{row.mode}, {row.nbytes} bytes, {row.contender}", file=sys.stderr, flush=True)
+
+    def end(self, document: dict[str, Any]) -> None:
+        if self.form == "json":
+            print(json.dumps(document, indent=1), flush=True)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    try:
+        found = compare(load(arguments.before), load(arguments.after))
+    except ArgumentError as error:
+        print(f"benchmarks: {error}", file=sys.stderr, flush=True)
+        return 2
+    print(render(found), flush=True)
+    return 1 if found.regressed else 0
+
+
+def _plot(arguments: argparse.Namespace) -> int:
+    try:
+        draw(load(arguments.results), arguments.output, arguments.mode)
+    except ShmemarError as error:
+        print(f"benchmarks: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
 
 
 def _barrier(
@@ -264,18 +418,6 @@ def _is_possible(comm: shmemar.Communicator, mode: str) -> bool:
     return not reason
 
 
-def _measure_all(comm: shmemar.Communicator, modes: list[str], cases: list[Case]) -> list[Result]:
-    rows = []
-    for mode in modes:
-        if not _is_possible(comm, mode):
-            continue
-        for case in cases:
-            rows.append(measure(comm, mode, case))
-            if comm.rank == 0:
-                print(_line(rows[-1], comm.size), flush=True)
-    return rows
-
-
 def _pairs(kernels: str | None, protocols: str | None) -> list[tuple[str | None, str | None]]:
     """Kernels with those of the protocols that they have; None for what is not pinned."""
     names: list[str | None] = [*kernels.split(",")] if kernels else [None]
@@ -335,13 +477,21 @@ def _share_line(row: Share) -> str:
 
 
 def _line(row: Result, nranks: int) -> str:
+    def number(value: float | None, width: int = 9) -> str:
+        return f"{'-':>{width}}" if value is None else f"{value:>{width}.2f}"
+
+    what = f"{row.nbytes:>10}{row.count:>10}{row.dtype:>11}{row.op:>6}{row.mode:>8}"
+    who = f"{row.contender:>16}{row.kernel:>24}"
+    if row.median_us is None:
+        return f"{what}{who}  not run: {row.note}"
     algbw = row.nbytes / row.median_us / 1e3
     busbw = algbw * 2 * (nranks - 1) / nranks
-    other = "" if row.other_us is None else f"{row.other_us:.2f}"
-    cells: list[Any] = [
-        f"{row.nbytes:>10}{row.count:>10}{row.dtype:>11}{row.op:>6}{row.mode:>8}",
-        f"{row.kernel:>24}{row.blocks:>7}{row.median_us:>9.2f}{row.p20_us:>9.2f}",
-        f"{row.p80_us:>9.2f}{row.p99_us:>9.2f}{other:>9}{algbw:>8.2f}{busbw:>8.2f}{row.wrong:>8}",
+    times = (row.median_us, row.p20_us, row.p80_us, row.p99_us, row.other_us)
+    cells = [
+        f"{what}{who}{'-' if row.blocks is None else row.blocks:>7}",
+        *map(number, times),
+        f"{algbw:>8.2f}{busbw:>8.2f}{number(row.xsol, 7)}{row.wrong:>8}",
+        f"  {row.note}" * bool(row.note),
     ]
     return "".join(cells)
 

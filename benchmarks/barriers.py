@@ -88,6 +88,7 @@ def measure_barrier(comm: shmemar.Communicator, mode: str, samples: int, repeats
         blocks=1,
         in_place=False,
         chained=False,
+        collective="barrier",
     )
 
 

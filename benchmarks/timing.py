@@ -1,17 +1,20 @@
-"""Three ways to time a collective, never mixed in one column.
+"""Ways to time a collective, never mixed in one column.
 
 * `device`: a loop of collectives inside one kernel, launch excluded. Inputs come from L2, outputs
   are stored. A sample is the mean of one launch's repeats, on the slowest block.
 * `graph`: collectives captured in one CUDA graph and replayed; CUDA events around a replay, gaps
   between kernels included; beside it the same graph of empty kernels. An unmeasured replay goes
   before, so that the ranks start together and the host's launch is hidden behind it.
+* `behind`: likewise, each behind an ordinary kernel of 3 us, whose time is subtracted.
+* `early`: likewise, behind one that lets the next launch start early.
 * `eager`: one call at a time, from the call to its result, host included, right behind an
   unmeasured one; and the host's own time of a call that is only enqueued.
 
-Inputs are exact and differ from call to call, outputs are poisoned, and every sample is checked: of
-`device` and `graph` the last outputs of a sample. `chained`, rank 0 reduces in place what its call
-before left, so that no call can start before that has ended, and whatever it received late, twice
-or never in any call shows in the end.
+Contenders take turns within a sample, but in modes `device` and `eager`. Inputs are exact and
+differ from call to call, outputs are poisoned, and every sample is checked: of graphs and loops the
+last outputs of a sample. `chained`, rank 0 reduces in place what its call before left, so that no
+call can start before that has ended, and whatever it received late, twice or never in any call
+shows in the end. Which kernels ran is read from the graph, by their names.
 The figure is the maximum over ranks of each rank's median; the spread is that rank's.
 """
 
@@ -19,33 +22,26 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.buffers import Buffers, Case, empty_array
+from benchmarks.contenders import Ours, open_together
 from shmemar.dtypes import ReduceOp
 from shmemar.errors import ArgumentError
 from shmemar.host.arrays import Arrays
-from shmemar.host.exact import (
-    COMBINE,
-    count_wrong,
-    exact_input,
-    exact_limit,
-    exact_result,
-    largest_input,
-    poison,
-)
-from shmemar.host.kernel_set import name_of
-from shmemar.host.timing import Samples, time_graph
+from shmemar.host.exact import exact_limit, largest_input
+from shmemar.host.timing import AHEAD, Entry, Samples, time_graphs
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
     import shmemar
-    from shmemar.dtypes import DType
+    from benchmarks.contenders import Contender, Opened
     from shmemar.host.kernel_set import Prepared
     from shmemar.host.launch import CudaKernel
     from shmemar.host.timing import Data
@@ -65,46 +61,12 @@ __all__ = [
     "why_not",
 ]
 
-MODES = ("device", "graph", "eager")
-
-MAX_BUFFERS, MIN_BUFFERS = 8, 4
-"""Inputs that take turns. A slot is written again two calls later, so there must be more than 2."""
-
-BUFFERS_NBYTES = 8 << 20
-"""Inputs and outputs stay within this where they can, so that L2 holds those of all ranks."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is measured.
-
-    Attributes:
-        dtype: Element type.
-        op: Operator.
-        count: Elements.
-        in_place: True to reduce in place.
-        chained: True to make each call depend on the data of the one before (`device`, `graph`).
-        samples: Samples; for `device` launches, for `graph` replays, for `eager` calls.
-        repeats: Collectives a sample (`device` and `graph`).
-    """
-
-    dtype: DType
-    op: ReduceOp
-    count: int
-    in_place: bool = False
-    chained: bool = False
-    samples: int = 30
-    repeats: int = 200
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the message."""
-        return self.count * self.dtype.itemsize
+MODES = ("device", "graph", "behind", "early", "eager")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One row.
+    """One row. Figures are None of a contender that did not run, and `note` says why.
 
     Attributes:
         mode: One of `MODES`.
@@ -112,17 +74,23 @@ class Result:
         count: Elements.
         dtype: Element type.
         op: Operator.
-        kernel: Kernel and protocol that ran.
-        blocks: Blocks of its grid.
-        registers: Registers a thread, of the kernel that ran; None where it is emulated.
+        kernel: Kernel and protocol that ran, or what a contender says that it runs.
+        blocks: Blocks of its grid, where they are known.
+        registers: Registers a thread, of the kernel that ran; None where that is not known.
         in_place: True when reduced in place.
         chained: True when each call depended on the one before.
         median_us: Microseconds a collective: the largest median of the ranks.
         p20_us: Its 20th percentile.
         p80_us: Its 80th.
         p99_us: Its 99th.
-        other_us: `graph`: an empty kernel in its place. `eager`: the host's time of a call.
+        other_us: As of :class:`shmemar.host.timing.Samples`.
         wrong: Wrong elements over all samples and ranks.
+        collective: Its name.
+        contender: Who ran it.
+        pdl: Whether by programmatic dependent launch, of our kernels.
+        ran: Names of the kernels in the graph.
+        xsol: Latency over the floor, where that was measured.
+        note: What else is to be said.
     """
 
     mode: str
@@ -131,20 +99,35 @@ class Result:
     dtype: str
     op: str
     kernel: str
-    blocks: int
+    blocks: int | None
     registers: int | None
     in_place: bool
     chained: bool
-    median_us: float
-    p20_us: float
-    p80_us: float
-    p99_us: float
+    median_us: float | None
+    p20_us: float | None
+    p80_us: float | None
+    p99_us: float | None
     other_us: float | None
     wrong: int
+    collective: str = "allreduce"
+    contender: str = "shmemar"
+    pdl: bool | None = None
+    ran: tuple[str, ...] = ()
+    xsol: float | None = None
+    note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The row for a JSON file."""
         return asdict(self)
+
+    @property
+    def failed(self) -> bool:
+        """True of wrong results, and of a contender that ran another kernel than it says."""
+        return bool(self.wrong) or self.note.startswith(OTHER_KERNEL)
+
+
+OTHER_KERNEL = "ran another kernel"
+"""How the note of a row begins whose graph held other kernels than those asked for."""
 
 
 def why_not(comm: shmemar.Communicator, mode: str) -> str | None:
@@ -156,11 +139,19 @@ def why_not(comm: shmemar.Communicator, mode: str) -> str | None:
     return None if find_spec("cupy") else "it needs CuPy, which is not installed"
 
 
-def measure(comm: shmemar.Communicator, mode: str, case: Case) -> Result:
+def measure(
+    comm: shmemar.Communicator, mode: str, case: Case, contenders: Sequence[Contender]
+) -> list[Result]:
     """Measure one case. Collective.
 
+    Args:
+        comm: The ranks.
+        mode: One of `MODES`.
+        case: What is reduced.
+        contenders: Who reduces it.
+
     Returns:
-        The row, the same on every rank.
+        A row for each contender that has the mode, the same on every rank.
 
     Raises:
         ArgumentError: The mode can't be measured here, or the case's results would not be exact.
@@ -168,20 +159,96 @@ def measure(comm: shmemar.Communicator, mode: str, case: Case) -> Result:
     reason = why_not(comm, mode) or _why_not_exact(mode, case, comm.size)
     if reason:
         raise ArgumentError(f"mode {mode} is not possible: {reason}.")
-    samples = {"device": _device, "graph": _graph, "eager": _eager}[mode](comm, case)
-    prepared = prepare(comm, case)
+    rows: list[Result | None] = []
+    ready: list[tuple[int, Contender, Opened]] = []
+    for contender in (each for each in contenders if mode in each.modes):
+        opened, why = open_together(comm, contender, case)
+        if opened is not None:
+            ready.append((len(rows), contender, opened))
+        rows.append(None if opened is not None else _absent(mode, case, contender, why))
+    if mode in ("device", "eager"):
+        timed = {"device": _device, "eager": _eager}[mode]
+        samples = [timed(comm, case, *each[1:]) for each in ready]
+    else:
+        for *_, opened in ready:
+            opened.data.fill(0)
+            _call_once(opened)
+        entries = [Entry(opened.call, opened.data) for *_, opened in ready]
+        ahead = mode if mode in AHEAD else None
+        samples = time_graphs(comm, entries, case.samples, case.repeats, ahead) if ready else []
+    for (at, contender, opened), found in zip(ready, samples, strict=True):
+        rows[at] = _row_of(comm, mode, case, contender, opened, found)
+    return [row for row in rows if row is not None]
+
+
+def _call_once(opened: Opened) -> None:
+    """Make the first call, which loads what is not loaded."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        opened.call(0, stream)
+    stream.synchronize()
+
+
+def _what(mode: str, case: Case) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "nbytes": case.nbytes,
+        "count": case.count,
+        "dtype": case.dtype.name,
+        "op": case.op.value,
+        "in_place": case.in_place,
+        "chained": case.chained,
+    }
+
+
+def _absent(mode: str, case: Case, contender: Contender, why: str) -> Result:
+    candidate = contender.candidate if isinstance(contender, Ours) else None
+    return Result(
+        **_what(mode, case),
+        kernel=candidate.name if candidate else "-",
+        blocks=None,
+        registers=None,
+        median_us=None,
+        p20_us=None,
+        p80_us=None,
+        p99_us=None,
+        other_us=None,
+        wrong=0,
+        contender=contender.name,
+        note=why,
+    )
+
+
+def _row_of(
+    comm: shmemar.Communicator,
+    mode: str,
+    case: Case,
+    contender: Contender,
+    opened: Opened,
+    samples: Samples,
+) -> Result:
+    prepared = opened.prepared
+    blocks = samples.blocks
+    if prepared is not None:
+        kernel: Any = prepared.kernel
+        registers = samples.registers or getattr(kernel, "registers", None)
+        samples = replace(samples, registers=registers)
+        blocks = blocks or prepared.grid(case.nbytes).blocks
+    other = samples.ran and not opened.must_run(samples.ran)
+    everyone = comm.host_allgather(bool(other))
+    note = f"{OTHER_KERNEL}: {', '.join(samples.ran)}" if any(everyone) else ""
     return as_result(
         comm,
         samples,
-        mode=mode,
-        nbytes=case.nbytes,
-        count=case.count,
-        dtype=case.dtype.name,
-        op=case.op.value,
-        kernel=name_of(prepared.spec),
-        blocks=samples.blocks or prepared.grid(case.nbytes).blocks,
-        in_place=case.in_place,
-        chained=case.chained,
+        **_what(mode, case),
+        kernel=opened.kernel,
+        blocks=blocks,
+        contender=contender.name,
+        pdl=opened.pdl if prepared is not None else None,
+        ran=samples.ran,
+        note=note,
     )
 
 
@@ -230,141 +297,44 @@ def _why_not_exact(mode: str, case: Case, nranks: int) -> str | None:
     return None
 
 
-def _inputs(comm: shmemar.Communicator, case: Case, call: int) -> tuple[Any, Any, NDArray[Any]]:
-    """Input and poisoned output of the backend's library, and what must come out."""
+def _eager(comm: shmemar.Communicator, case: Case, contender: Contender, opened: Opened) -> Samples:
+    data, samples_us, host_us, wrong = opened.data, [], [], 0
     arrays = Arrays.of(comm.backend)
-    x = arrays.make(exact_input(case.dtype, case.op, case.count, rank=comm.rank, call=call))
-    blank = np.empty(case.count, case.dtype.name)
-    poison(blank)
-    out = x if case.in_place else arrays.make(blank)
-    expected = exact_result(case.dtype, case.op, case.count, nranks=comm.size, call=call)
-    return x, out, expected
+    stream = None if comm.backend is Backend.EMULATED else _current_stream()
+    if isinstance(contender, Ours):  # the call that a user makes, not a plan
 
+        def call(number: int) -> None:
+            comm.allreduce(data.source(number), out=data.destination(number), op=case.op)
+    else:
 
-def _eager(comm: shmemar.Communicator, case: Case) -> Samples:
-    arrays = Arrays.of(comm.backend)
-    unmeasured, samples_us, host_us, wrong = _inputs(comm, case, 0)[0], [], [], 0
-    for sample in range(case.samples + 3):
-        x, out, expected = _inputs(comm, case, sample)
-        comm.host_barrier()
-        # The ranks leave the barrier at different times; behind a collective they are together.
-        comm.allreduce(unmeasured, out=unmeasured, op=case.op)
-        arrays.synchronize()
-        start = time.perf_counter()
-        comm.allreduce(x, out=out, op=case.op)
-        enqueued = time.perf_counter()
-        arrays.synchronize()
-        done = time.perf_counter()
-        if sample >= 3:
-            host_us.append((enqueued - start) * 1e6)
-            samples_us.append((done - start) * 1e6)
-        wrong += count_wrong(arrays.host(out), expected)
+        def call(number: int) -> None:
+            opened.call(number, stream)
+
+    with contender.during_eager(comm):
+        for sample in range(case.samples + 3):
+            data.fill(sample)
+            arrays.synchronize()
+            comm.host_barrier()
+            # The ranks leave the barrier at different times; behind a collective they are together.
+            call(1)
+            arrays.synchronize()
+            start = time.perf_counter()
+            call(0)
+            enqueued = time.perf_counter()
+            arrays.synchronize()
+            done = time.perf_counter()
+            if sample >= 3:
+                host_us.append((enqueued - start) * 1e6)
+                samples_us.append((done - start) * 1e6)
+            wrong += data.count_wrong(sample, 1)
     host = None if comm.backend is Backend.EMULATED else float(np.median(host_us))
     return Samples(samples_us, host, wrong)
 
 
-class _Buffers:
-    """Inputs and outputs on the GPU: call i of a sample uses number ``i % nbuffers``."""
+def _current_stream() -> Any:
+    import cupy
 
-    def __init__(self, comm: shmemar.Communicator, case: Case) -> None:
-        import cupy
-
-        self.case = case
-        self.stride_nbytes = -(-case.nbytes // 128) * 128
-        fits = 2 * MAX_BUFFERS * self.stride_nbytes <= BUFFERS_NBYTES
-        self.nbuffers = MAX_BUFFERS if fits else MIN_BUFFERS
-        self.npool = 2 * self.nbuffers
-        self._is_head = case.chained and comm.rank == 0
-        self._reduce = COMBINE[case.op]
-        rows = self.npool, case.count
-        self._pool = cupy.empty(rows, case.dtype.name)
-        self._results = np.empty(rows, case.dtype.name)
-        self._others = np.empty(rows, case.dtype.name)
-        for call in range(self.npool):
-            what = case.dtype, case.op, case.count
-            self._pool[call] = cupy.asarray(exact_input(*what, rank=comm.rank, call=call))
-            self._results[call] = exact_result(*what, nranks=comm.size, call=call)
-            if case.chained:
-                self._others[call] = self._all_but_the_head(comm.size, call)
-        padded = self.nbuffers, self.stride_nbytes // case.dtype.itemsize
-        self._x = cupy.empty(padded, case.dtype.name)
-        self._out = self._x if case.in_place else cupy.empty(padded, case.dtype.name)
-
-    def source(self, call: int) -> Any:
-        """What call number `call` of a sample reduces."""
-        return self._x[0 if self._is_head else call % self.nbuffers, : self.case.count]
-
-    def destination(self, call: int) -> Any:
-        """Where it goes."""
-        if self._is_head:
-            return self.source(call)
-        return self._out[call % self.nbuffers, : self.case.count]
-
-    @property
-    def source_stride(self) -> int:
-        """Bytes from one input to the next."""
-        return 0 if self._is_head else self.stride_nbytes
-
-    @property
-    def destination_stride(self) -> int:
-        """Bytes from one output to the next."""
-        return 0 if self._is_head else self.stride_nbytes
-
-    def fill(self, sample: int) -> None:
-        """Put in the inputs of a sample, and poison the outputs."""
-        if not self.case.in_place:
-            self._out.view(np.uint8)[...] = 0xA5
-        for buffer in range(self.nbuffers):
-            self._x[buffer, : self.case.count] = self._pool[(sample + buffer) % self.npool]
-
-    def count_wrong(self, sample: int, repeats: int, runs: int = 1) -> int:
-        """Count the wrong elements that `runs` runs of `repeats` calls have left."""
-        if not self.case.chained:
-            return sum(
-                count_wrong(
-                    self.destination(buffer).get(), self._results[(sample + buffer) % self.npool]
-                )
-                for buffer in range(min(repeats, self.nbuffers))
-            )
-        total = self._first_of_the_head(sample)
-        left: dict[int, NDArray[Any]] = {}
-        for call in [*range(repeats)] * runs:
-            buffer = call % self.nbuffers
-            total = self._reduce(total, self._others[(sample + buffer) % self.npool])
-            left[0 if self._is_head else buffer] = total
-        return sum(
-            count_wrong(self.destination(buffer).get(), expected)
-            for buffer, expected in left.items()
-        )
-
-    def _first_of_the_head(self, sample: int) -> NDArray[Any]:
-        case = self.case
-        call = sample % self.npool
-        return exact_input(case.dtype, case.op, case.count, rank=0, call=call)
-
-    def _all_but_the_head(self, nranks: int, call: int) -> NDArray[Any]:
-        case = self.case
-        if nranks == 1:
-            return np.full(case.count, 0, case.dtype.name)
-        total = exact_input(case.dtype, case.op, case.count, rank=1, call=call)
-        for rank in range(2, nranks):
-            mine = exact_input(case.dtype, case.op, case.count, rank=rank, call=call)
-            total = self._reduce(total, mine)
-        return total
-
-
-def _graph(comm: shmemar.Communicator, case: Case) -> Samples:
-    buffers = _Buffers(comm, case)
-    buffers.fill(0)
-    comm.allreduce(buffers.source(0), out=buffers.destination(0), op=case.op)
-
-    def collective(call: int, stream: Any) -> None:
-        source, destination = buffers.source(call), buffers.destination(call)
-        comm.allreduce(source, out=destination, op=case.op, stream=stream)
-
-    samples = time_graph(comm, collective, case.samples, case.repeats, buffers)
-    kernel: Any = prepare(comm, case).kernel
-    return replace(samples, registers=kernel.registers)
+    return cupy.cuda.get_current_stream()
 
 
 @lru_cache
@@ -374,8 +344,12 @@ def _looped_kernel(spec: KernelSpec, layout: AnyLayout, rank: int, device: Any) 
     return load_kernel(spec, layout, rank=rank, device=device, looped=True)
 
 
-def _device(comm: shmemar.Communicator, case: Case) -> Samples:
-    prepared = prepare(comm, case)
+def _device(
+    comm: shmemar.Communicator, case: Case, contender: Contender, opened: Opened
+) -> Samples:
+    prepared = opened.prepared
+    if prepared is None:
+        raise ArgumentError(f"{contender.name} has no mode device.")
     runtime: Any = comm._runtime
     with runtime.active():
         kernel = _looped_kernel(prepared.spec, prepared.scratch.layout, comm.rank, runtime._device)
@@ -399,7 +373,7 @@ def time_loop(
     """Time launches of a looped all-reduce kernel, of so many blocks at most. Collective."""
     runtime: Any = comm._runtime
     kernel.max_blocks = max_blocks
-    buffers = _Buffers(comm, case)
+    buffers = Buffers(comm, case, partial(empty_array, comm.backend))
     source = runtime.operand("x", buffers.source(0), 0, writeable=False)
     destination = runtime.operand("out", buffers.destination(0), 0, writeable=True)
     arguments = comm._arguments(prepared, source, destination).flat()

@@ -1,0 +1,473 @@
+"""What an all-reduce is measured beside: our kernels, and what a user would run instead.
+
+A contender is opened for one case: it takes or copies the case's inputs, and enqueues one
+all-reduce a call. Where it can't run, it says why, and that is its row.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from benchmarks.buffers import Buffers, empty_array
+from shmemar.dtypes import ReduceOp
+from shmemar.errors import ArgumentError, BackendUnavailableError, ShmemarError
+from shmemar.host.kernel_set import name_of
+from shmemar.host.litmus import lines_verdict
+from shmemar.host.selector import Band, Candidate, Table
+from shmemar.spec import Backend, Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import shmemar
+    from benchmarks.buffers import Case
+    from shmemar.host.kernel_set import Prepared
+
+__all__ = ["CONTENDERS", "Contender", "Opened", "Ours", "contender_of", "open_together"]
+
+GRAPHS = ("graph", "behind", "early")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A contender that is ready to run one case.
+
+    Attributes:
+        call: ``call(number, stream)`` enqueues an all-reduce.
+        data: Its arrays.
+        kernel: What it is asked to run.
+        must_run: Whether the kernels in a graph, by their names, are what it was asked for.
+        prepared: Of our kernels, for mode `device`.
+        pdl: Of our kernels, whether launched programmatically.
+    """
+
+    call: Callable[[int, Any], None]
+    data: Buffers
+    kernel: str
+    must_run: Callable[[tuple[str, ...]], bool] = lambda _: True
+    prepared: Prepared | None = None
+    pdl: bool = False
+
+
+class Contender(Protocol):
+    """Something that all-reduces."""
+
+    @property
+    def name(self) -> str:
+        """Its name in tables."""
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Modes that it can be measured in."""
+
+    def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
+        """Say why it can't run; None where it can. Alike on all ranks."""
+
+    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+        """Make ready. Collective."""
+
+    def during_eager(self, comm: shmemar.Communicator) -> Any:
+        """A context in which eager calls run. Collective."""
+
+
+@contextmanager
+def _as_it_is(_: shmemar.Communicator) -> Iterator[None]:
+    yield
+
+
+@dataclass(frozen=True)
+class Ours:
+    """One of our kernels, or what is chosen by size.
+
+    Attributes:
+        candidate: The kernel; None for what is chosen.
+        pdl: As of `plan_allreduce`.
+    """
+
+    candidate: Candidate | None = None
+    pdl: Any = "auto"
+    modes: tuple[str, ...] = ("device", *GRAPHS, "eager")
+
+    @property
+    def name(self) -> str:
+        """``shmemar``, with ``-pdl`` or ``-no-pdl`` where that is asked for."""
+        return "shmemar" + {True: "-pdl", False: "-no-pdl"}.get(self.pdl, "")
+
+    def _table(self) -> Table | None:
+        if self.candidate is None:
+            return None
+        return Table("the benchmark", (Band(None, (self.candidate,)),))
+
+    @contextmanager
+    def during_eager(self, comm: shmemar.Communicator) -> Iterator[None]:
+        """Choose the kernel, and no other."""
+        with comm.keeping_table():
+            table = self._table()
+            if table is not None:
+                comm.use_table(table, why_no_lines=self._why_no_lines(comm))
+            yield
+
+    def _why_no_lines(self, comm: shmemar.Communicator) -> str | None:
+        if self.candidate is None or self.candidate.kernel is not Kernel.LL128_ATOMIC:
+            return None
+        if comm.backend is Backend.EMULATED:
+            return ""
+        verdict = lines_verdict(comm)
+        return "" if verdict.passed else verdict.text
+
+    def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
+        """Ask what would be chosen."""
+        if self.candidate is None:
+            return None
+        with self.during_eager(comm):
+            found = comm.explain(nbytes=case.nbytes, dtype=case.dtype.name, op=case.op)
+        if found.kernel.removesuffix("/multicast") == self.candidate.name:
+            return None
+        return dict(found.others)[self.candidate.name]
+
+    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+        """Plan a call of each buffer."""
+        data = Buffers(comm, case, partial(empty_array, comm.backend))
+        with self.during_eager(comm):
+            plans = [
+                comm.plan_allreduce(
+                    data.source(number), data.destination(number), op=case.op, pdl=self.pdl
+                )
+                for number in range(data.nbuffers)
+            ]
+            choice = comm._kernels.choose(case.nbytes, case.dtype, case.op)
+            most = choice.candidate.max_blocks
+            prepared = comm._prepare(choice.spec, 0, most, pdl=plans[0].pdl)
+
+        def call(number: int, stream: Any) -> None:
+            plans[number % data.nbuffers](stream=stream)
+
+        symbol = prepared.spec.symbol
+        kernel, pdl = name_of(prepared.spec), plans[0].pdl
+        return Opened(call, data, kernel, lambda ran: ran == (symbol,), prepared, pdl)
+
+
+_NVSHMEM_TYPES = {
+    "float16": "half",
+    "bfloat16": "bfloat16",
+    "float32": "float",
+    "float64": "double",
+    "int8": "int8",
+    "int32": "int32",
+    "int64": "int64",
+    "uint8": "uint8",
+    "uint32": "uint32",
+    "uint64": "uint64",
+}
+
+
+@dataclass
+class Nvshmem:
+    """NVSHMEM's own all-reduce on a stream, on arrays in its symmetric heap."""
+
+    name: str = "nvshmem"
+    modes: tuple[str, ...] = (*GRAPHS, "eager")
+    _arrays: dict[Any, Any] = field(default_factory=dict)
+
+    during_eager = staticmethod(_as_it_is)
+
+    def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
+        """Where there is no NVSHMEM, or it has no such reduction."""
+        if comm.backend is Backend.EMULATED:
+            return "the emulated backend has no NVSHMEM"
+        if case.dtype.name not in _NVSHMEM_TYPES or case.op is ReduceOp.AVG:
+            return f"it has no {case.op.value} of {case.dtype.name}"
+        runtime: Any = comm._runtime
+        if comm.size != runtime._job.size:
+            return "it reduces over all processes of the job"
+        return None
+
+    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+        """Put the arrays into the heap."""
+        import nvshmem.bindings
+
+        from shmemar.host.runtime import TEAM_WORLD
+
+        reduce = getattr(
+            nvshmem.bindings,
+            f"{_NVSHMEM_TYPES[case.dtype.name]}_{case.op.value}_reduce_on_stream",
+        )
+        data = Buffers(comm, case, partial(self._array, comm))
+
+        def call(number: int, stream: Any) -> None:
+            source, destination = data.source(number), data.destination(number)
+            reduce(TEAM_WORLD, destination.data.ptr, source.data.ptr, case.count, stream.ptr)
+
+        return Opened(
+            call,
+            data,
+            self._how(),
+            lambda ran: all("shmem" in each or "nccl" in each for each in ran),
+        )
+
+    @staticmethod
+    def _how() -> str:
+        # NVSHMEM hands collectives to NCCL where it finds one.
+        return "own" if os.environ.get("NVSHMEM_DISABLE_NCCL") == "1" else "own or NCCL"
+
+    def _array(self, comm: shmemar.Communicator, shape: tuple[int, ...], dtype: str) -> Any:
+        """An array of the heap. Two of a shape take turns, as memory is not given back."""
+        import cupy
+
+        nbytes = int(np.prod(shape)) * np.dtype(_plain(dtype)).itemsize
+        kept = self._arrays.setdefault((comm, nbytes), [])
+        if len(kept) < 2:
+            kept.append(comm.symmetric_array(nbytes, "uint8"))
+        else:
+            kept.append(kept.pop(0))
+        return cupy.asarray(kept[-1]).view(dtype).reshape(shape)
+
+
+def _plain(dtype: str) -> str:
+    return "uint16" if dtype == "bfloat16" else dtype
+
+
+@dataclass
+class Nccl:
+    """NCCL through CuPy's bindings, out of place."""
+
+    name: str = "nccl"
+    modes: tuple[str, ...] = (*GRAPHS, "eager")
+    _communicators: dict[Any, Any] = field(default_factory=dict)
+
+    during_eager = staticmethod(_as_it_is)
+
+    def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
+        """Where ranks share a GPU, which it refuses, or it is not there."""
+        if comm.backend is Backend.EMULATED:
+            return "the emulated backend has no GPUs"
+        if comm._runtime.shares_gpu:
+            return "NCCL refuses ranks that share a GPU"
+        try:
+            from cupy.cuda import nccl
+        except ImportError as error:
+            return f"CuPy has no NCCL ({error})"
+        if not nccl.available:
+            return "CuPy was built without NCCL, or finds none"
+        if self._type(nccl, case) is None or case.op is ReduceOp.AVG:
+            return f"CuPy's NCCL has no {case.op.value} of {case.dtype.name}"
+        return None
+
+    @staticmethod
+    def _type(nccl: Any, case: Case) -> Any:
+        return getattr(nccl, f"NCCL_{case.dtype.name.upper()}", None)
+
+    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+        """Make its communicator, once."""
+        from cupy.cuda import nccl
+
+        if comm not in self._communicators:
+            identity = comm.host_allgather(nccl.get_unique_id() if comm.rank == 0 else None)[0]
+            made = nccl.NcclCommunicator(comm.size, identity, comm.rank)
+            self._communicators[comm] = made
+        made = self._communicators[comm]
+        data = Buffers(comm, case, partial(empty_array, comm.backend))
+        kind, op = self._type(nccl, case), getattr(nccl, f"NCCL_{case.op.value.upper()}")
+
+        def call(number: int, stream: Any) -> None:
+            source, destination = data.source(number), data.destination(number)
+            made.allReduce(source.data.ptr, destination.data.ptr, case.count, kind, op, stream.ptr)
+
+        version = nccl.get_version()
+        return Opened(
+            call, data, f"NCCL {version}", lambda ran: all("nccl" in each for each in ran)
+        )
+
+
+@dataclass
+class TorchSymmetric:
+    """torch's symmetric memory: its one-shot or its two-shot all-reduce.
+
+    Attributes:
+        shots: ``one`` or ``two``.
+    """
+
+    shots: str
+    modes: tuple[str, ...] = (*GRAPHS, "eager")
+    _group: Any = None
+    _arrays: dict[Any, Any] = field(default_factory=dict)
+
+    during_eager = staticmethod(_as_it_is)
+
+    @property
+    def name(self) -> str:
+        """``torch-one-shot`` or ``torch-two-shot``."""
+        return f"torch-{self.shots}-shot"
+
+    def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
+        """Where torch is missing, or ranks share a GPU, which it refuses."""
+        if comm.backend is Backend.EMULATED:
+            return "the emulated backend has no GPUs"
+        if comm._runtime.shares_gpu:
+            return "torch's symmetric memory refuses ranks that share a GPU"
+        if find_spec("torch") is None:
+            return "torch is not installed"
+        if case.op is not ReduceOp.SUM or case.dtype.name not in ("float32", "bfloat16"):
+            return "it sums float32 and bfloat16"
+        return None
+
+    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+        """Start torch's process group, once, and put the inputs into its symmetric memory."""
+        import torch
+
+        group = self._start(comm)
+        data = Buffers(comm, case, partial(self._array, comm, group))
+        operation = getattr(torch.ops.symm_mem, f"{self.shots}_shot_all_reduce_out")
+        tensors = {
+            number: (
+                self._tensor(data.source(number)),
+                torch.as_tensor(
+                    data.destination(number), device=f"cuda:{torch.cuda.current_device()}"
+                ),
+            )
+            for number in range(data.nbuffers)
+        }
+
+        def call(number: int, stream: Any) -> None:
+            source, destination = tensors[number % data.nbuffers]
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+                operation(source, "sum", group, destination)
+
+        wanted = f"{self.shots}_shot_all_reduce"
+        return Opened(call, data, wanted, lambda ran: all(wanted in each for each in ran))
+
+    def _start(self, comm: shmemar.Communicator) -> str:
+        import torch
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            port = comm.host_allgather(port)[0]
+            torch.cuda.set_device(comm._runtime._device.device_id)  # type: ignore[attr-defined]
+            dist.init_process_group(
+                "gloo", f"tcp://127.0.0.1:{port}", rank=comm.rank, world_size=comm.size
+            )
+        return str(dist.group.WORLD.group_name)
+
+    def _array(
+        self, comm: shmemar.Communicator, group: str, shape: tuple[int, ...], dtype: str
+    ) -> Any:
+        import cupy
+        import torch
+        import torch.distributed._symmetric_memory as symmetric
+
+        tensor = symmetric.empty(
+            shape, dtype=getattr(torch, dtype), device=f"cuda:{torch.cuda.current_device()}"
+        )
+        symmetric.rendezvous(tensor, group)
+        plain = tensor.view(torch.uint16) if dtype == "bfloat16" else tensor
+        array = cupy.asarray(plain).view(dtype)
+        self._arrays[array.data.ptr] = tensor
+        return array
+
+    def _tensor(self, array: Any) -> Any:
+        """The part of a symmetric tensor that an array is a view of."""
+        import torch
+
+        for start, tensor in self._arrays.items():
+            offset = (array.data.ptr - start) // tensor.element_size()
+            if 0 <= offset < tensor.numel():
+                return torch.as_strided(tensor, (array.size,), (1,), offset)
+        raise AssertionError("no symmetric tensor")
+
+
+@dataclass
+class Mpi:
+    """Copies to the host, MPI's all-reduce, and copies back."""
+
+    name: str = "mpi"
+    modes: tuple[str, ...] = ("eager",)
+
+    during_eager = staticmethod(_as_it_is)
+
+    def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
+        """Where MPI has no such type."""
+        if case.dtype.name in ("float16", "bfloat16"):
+            return f"MPI has no {case.dtype.name}"
+        return None
+
+    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+        """Make arrays on the host."""
+        data = Buffers(comm, case, partial(empty_array, comm.backend))
+        given = np.empty(case.count, case.dtype.name)
+        result = np.empty_like(given)
+        on_host = comm.backend is Backend.EMULATED
+
+        def call(number: int, stream: Any) -> None:
+            source, destination = data.source(number), data.destination(number)
+            if on_host:
+                given[...] = source
+            else:
+                stream.synchronize()
+                source.get(out=given)
+            comm._bootstrap.allreduce_host(given, result, case.op.value)
+            destination[...] = result if on_host else _on_gpu(result)
+
+        return Opened(call, data, "staged through the host")
+
+
+def _on_gpu(array: Any) -> Any:
+    import cupy
+
+    return cupy.asarray(array)
+
+
+CONTENDERS: dict[str, Callable[[], Contender]] = {
+    "nvshmem": Nvshmem,
+    "nccl": Nccl,
+    "torch-one-shot": lambda: TorchSymmetric("one"),
+    "torch-two-shot": lambda: TorchSymmetric("two"),
+    "mpi": Mpi,
+}
+"""By name, beside `Ours`."""
+
+
+def contender_of(name: str) -> Contender:
+    """Make one of `CONTENDERS`.
+
+    Raises:
+        ArgumentError: There is none of that name.
+    """
+    if name not in CONTENDERS:
+        expected = ", ".join(["shmemar", *CONTENDERS])
+        raise ArgumentError(f"contenders have {name!r}; expected some of {expected}, or all.")
+    return CONTENDERS[name]()
+
+
+def open_together(
+    comm: shmemar.Communicator, contender: Contender, case: Case
+) -> tuple[Opened | None, str]:
+    """Open a contender on all ranks, or on none, and then say why. Collective."""
+    reasons = comm.host_allgather(contender.why_not(comm, case))
+    why = next((each for each in reasons if each is not None), None)
+    if why is not None:
+        return None, why
+
+    def attempt() -> Opened:
+        try:
+            return contender.open(comm, case)
+        except ShmemarError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())[:200]
+            raise BackendUnavailableError(f"{type(error).__name__}: {text}") from error
+
+    try:
+        return comm.host_together(attempt, f"open {contender.name}"), ""
+    except BackendUnavailableError as error:
+        return None, str(error)

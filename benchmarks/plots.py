@@ -1,0 +1,177 @@
+"""Draws a result document: latency against message size, one line per contender and kernel."""
+
+from __future__ import annotations
+
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.compare import rows_of
+from shmemar.errors import ArgumentError
+from shmemar.host.plotting import _DASHES, _MARKERS, _size, require_matplotlib
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from benchmarks.compare import Row
+
+__all__ = ["draw"]
+
+SUFFIXES = (".svg", ".png")
+
+
+def draw(document: Mapping[str, Any], path: Path, mode: str) -> None:
+    """Draw the rows of one mode to a file, readable in black and white.
+
+    Both axes are logarithmic. Error bars reach from the 20th to the 80th percentile. Of several
+    rows of one line and size the fastest is drawn. Rows without a number, of no bytes, or with
+    wrong results are left out, and the plot says so. The floor is drawn where the document has it.
+
+    Args:
+        document: As `benchmarks.compare.load` returns it.
+        path: The file; its suffix, ``.svg`` or ``.png``, says which form.
+        mode: One of the document's modes.
+
+    Raises:
+        ArgumentError: There is nothing to draw in that mode, the suffix is another one, or the file
+            could not be written.
+        BackendUnavailableError: matplotlib is not installed.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ArgumentError(f"the plot is {path}; expected a file that ends in .svg or .png.")
+    rows = [row for row in rows_of(document) if row.mode == mode]
+    good = [row for row in rows if not _why_left_out(row)]
+    if not good:
+        modes = ", ".join(dict.fromkeys(row.mode for row in rows_of(document)))
+        raise ArgumentError(
+            f"the document has no rows of mode {mode} to draw; its modes are {modes}."
+            f" {' '.join(_left_out(rows))}".rstrip()
+        )
+    require_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "shmemar"}):
+        figure = Figure(figsize=(7.5, 5), layout="constrained")
+        axes = figure.subplots()
+        for number, (label, points) in enumerate(_lines(good).items()):
+            _draw_line(axes, number, label, points)
+        floor_us = _floor_us(document)
+        if floor_us:
+            label = f"floor, {floor_us:.2f} µs"
+            axes.axhline(floor_us, color="grey", linewidth=1.5, alpha=0.7, label=label, zorder=0)
+        _set_axes(axes, sorted({row.nbytes for row in good}))
+        axes.set_title(_title(document, good, mode), fontsize=9)
+        axes.legend(fontsize=8)
+        if left_out := _left_out(rows):
+            figure.supxlabel("\n".join(fill(each, 120) for each in left_out), fontsize=7)
+        try:
+            figure.savefig(path)
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"the plot could not be written to {path}: {error}") from error
+
+
+_WHAT = ("collective", "dtype", "op", "in_place", "chained")
+"""What is in the title where all rows have the same, and in the legend where they have not."""
+
+
+def _lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each line by its label, in rising order of size."""
+    varying = [name for name in _WHAT if len({getattr(row, name) for row in rows}) > 1]
+    found: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        parts = [row.contender, row.kernel, *(_said(row, name) for name in varying)]
+        points = found.setdefault(" ".join(filter(None, parts)), {})
+        known = points.get(row.nbytes)
+        if known is None or _us(row.median_us) < _us(known.median_us):
+            points[row.nbytes] = row
+    return {label: [points[size] for size in sorted(points)] for label, points in found.items()}
+
+
+def _draw_line(axes: Any, number: int, label: str, points: Sequence[Row]) -> None:
+    medians_us = [_us(row.median_us) for row in points]
+    below_us = [max(_us(row.median_us) - _us(row.p20_us), 0.0) for row in points]
+    above_us = [max(_us(row.p80_us) - _us(row.median_us), 0.0) for row in points]
+    axes.errorbar(
+        [row.nbytes for row in points],
+        medians_us,
+        yerr=(below_us, above_us),
+        label=label,
+        marker=_MARKERS[number % len(_MARKERS)],
+        linestyle=_DASHES[number % len(_DASHES)],
+        color="black" if number % 2 else "dimgray",
+        markerfacecolor="white",
+        linewidth=0.9,
+        elinewidth=0.5,
+        capsize=1.5,
+        markersize=4,
+    )
+
+
+def _set_axes(axes: Any, sizes: Sequence[int]) -> None:
+    from matplotlib.ticker import LogLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    turned = 45 if len(sizes) > 12 else 0
+    axes.set_xticks(sizes, [_size(nbytes) for nbytes in sizes], rotation=turned)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.grid(visible=True, which="major", linewidth=0.3)
+    axes.set_xlabel("message size (bytes)")
+    axes.set_ylabel("latency (µs)")
+
+
+def _floor_us(document: Mapping[str, Any]) -> float | None:
+    floor = document.get("floor")
+    value = floor.get("l_sol_us") if isinstance(floor, dict) else None
+    return value if isinstance(value, int | float) and value > 0 else None
+
+
+def _title(document: Mapping[str, Any], rows: Sequence[Row], mode: str) -> str:
+    def fact(name: str) -> str:
+        return str(document.get(name) or f"{name}?")
+
+    machine = f"{fact('GPU')}, {fact('ranks on a GPU')} on a GPU"
+    if document.get("backend") == "emulated":
+        machine = "emulated on a CPU"
+    what = " ".join(filter(None, (_one(rows, name) for name in _WHAT)))
+    return f"{fact('ranks')} ranks, {machine}; {what}, {mode}, {fact('date')[:10]}"
+
+
+def _one(rows: Sequence[Row], name: str) -> str:
+    """What all rows have; empty where they differ."""
+    said = {_said(row, name) for row in rows}
+    return said.pop() if len(said) == 1 else ""
+
+
+def _said(row: Row, name: str) -> str:
+    value = getattr(row, name)
+    if isinstance(value, bool):
+        return name.replace("_", " ") if value else ""
+    return "" if value == "-" else str(value)
+
+
+def _why_left_out(row: Row) -> str:
+    if row.wrong:
+        return "wrong results"
+    if row.median_us is None:
+        return f"no number, {row.why_no_number}"
+    return "" if row.nbytes else "of no bytes"
+
+
+def _left_out(rows: Sequence[Row]) -> list[str]:
+    """Say what is not drawn and why, a sentence for each contender, kernel and reason."""
+    sizes: dict[str, list[str]] = {}
+    for row in rows:
+        why = _why_left_out(row)
+        if why:
+            name = " ".join(filter(None, (row.contender, row.kernel)))
+            sizes.setdefault(f"{name} ({why})", []).append(_size(row.nbytes))
+    return [f"Not drawn: {name} at {', '.join(at)}." for name, at in sizes.items()]
+
+
+def _us(value: float | None) -> float:
+    assert value is not None, "a row that is drawn has numbers"
+    return value

@@ -22,6 +22,7 @@ from shmemar.errors import ArgumentError, BackendUnavailableError, ShmemarError
 from shmemar.host.kernel_set import name_of
 from shmemar.host.litmus import lines_verdict
 from shmemar.host.selector import Band, Candidate, Table
+from shmemar.host.timing import NO_KERNEL
 from shmemar.spec import Backend, Kernel
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Opened:
         kernel: What it is asked to run.
         must_run: Whether the kernels in a graph, by their names, are what it was asked for.
         prepared: Of our kernels, for mode `device`.
-        pdl: Of our kernels, whether launched programmatically.
+        pdl: Of our kernels, when they are launched programmatically.
     """
 
     call: Callable[[int, Any], None]
@@ -54,7 +55,7 @@ class Opened:
     kernel: str
     must_run: Callable[[tuple[str, ...]], bool] = lambda _: True
     prepared: Prepared | None = None
-    pdl: bool = False
+    pdl: str | None = None
 
 
 class Contender(Protocol):
@@ -144,8 +145,8 @@ class Ours:
                 for number in range(data.nbuffers)
             ]
             choice = comm._kernels.choose(case.nbytes, case.dtype, case.op)
-            most = choice.candidate.max_blocks
-            prepared = comm._prepare(choice.spec, 0, most, pdl=plans[0].pdl)
+            most, wanted = choice.candidate.max_blocks, None if self.pdl == "auto" else self.pdl
+            prepared = comm._prepare(choice.spec, case.nbytes, 0, most, pdl=wanted)
 
         def call(number: int, stream: Any) -> None:
             plans[number % data.nbuffers](stream=stream)
@@ -206,12 +207,8 @@ class Nvshmem:
             source, destination = data.source(number), data.destination(number)
             reduce(TEAM_WORLD, destination.data.ptr, source.data.ptr, case.count, stream.ptr)
 
-        return Opened(
-            call,
-            data,
-            self._how(),
-            lambda ran: all("shmem" in each or "nccl" in each for each in ran),
-        )
+        is_its_own = partial(ran_only, ("rdxn_on_stream", "ncclDevKernel"))
+        return Opened(call, data, self._how(), is_its_own)
 
     @staticmethod
     def _how() -> str:
@@ -282,9 +279,8 @@ class Nccl:
             made.allReduce(source.data.ptr, destination.data.ptr, case.count, kind, op, stream.ptr)
 
         version = nccl.get_version()
-        return Opened(
-            call, data, f"NCCL {version}", lambda ran: all("nccl" in each for each in ran)
-        )
+        is_its_own = partial(ran_only, ("ncclDevKernel_AllReduce",))
+        return Opened(call, data, f"NCCL {version}", is_its_own)
 
 
 @dataclass
@@ -325,24 +321,26 @@ class TorchSymmetric:
 
         group = self._start(comm)
         data = Buffers(comm, case, partial(self._array, comm, group))
-        operation = getattr(torch.ops.symm_mem, f"{self.shots}_shot_all_reduce_out")
-        tensors = {
-            number: (
-                self._tensor(data.source(number)),
-                torch.as_tensor(
-                    data.destination(number), device=f"cuda:{torch.cuda.current_device()}"
-                ),
-            )
+        one_shot = torch.ops.symm_mem.one_shot_all_reduce_out
+        two_shot = torch.ops.symm_mem.two_shot_all_reduce_
+        is_one_shot = self.shots == "one"
+        tensors = [
+            (self._tensor(data.source(number)), self._tensor(data.destination(number)))
             for number in range(data.nbuffers)
-        }
+        ]
 
         def call(number: int, stream: Any) -> None:
             source, destination = tensors[number % data.nbuffers]
             with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
-                operation(source, "sum", group, destination)
+                if is_one_shot:
+                    one_shot(source, "sum", group, destination)
+                else:  # which reduces in place
+                    destination.copy_(source)
+                    two_shot(destination, "sum", group)
 
-        wanted = f"{self.shots}_shot_all_reduce"
-        return Opened(call, data, wanted, lambda ran: all(wanted in each for each in ran))
+        kernel = f"{self.shots}_shot_all_reduce"
+        is_its_own = partial(ran_only, (kernel,))
+        return Opened(call, data, kernel + " + copy" * (not is_one_shot), is_its_own)
 
     def _start(self, comm: shmemar.Communicator) -> str:
         import torch
@@ -419,6 +417,12 @@ class Mpi:
             destination[...] = result if on_host else _on_gpu(result)
 
         return Opened(call, data, "staged through the host")
+
+
+def ran_only(parts: tuple[str, ...], ran: tuple[str, ...]) -> bool:
+    """Whether a graph has kernels, and none but those with one of `parts` in their names."""
+    kernels = [each for each in ran if not each.startswith(NO_KERNEL)]
+    return bool(kernels) and all(any(part in each for part in parts) for each in kernels)
 
 
 def _on_gpu(array: Any) -> Any:

@@ -32,7 +32,6 @@ from benchmarks.buffers import Buffers, Case, empty_array
 from benchmarks.contenders import Ours, open_together
 from shmemar.dtypes import ReduceOp
 from shmemar.errors import ArgumentError
-from shmemar.host.arrays import Arrays
 from shmemar.host.exact import exact_limit, largest_input
 from shmemar.host.timing import AHEAD, Entry, Samples, time_graphs
 from shmemar.spec import Backend
@@ -87,7 +86,7 @@ class Result:
         wrong: Wrong elements over all samples and ranks.
         collective: Its name.
         contender: Who ran it.
-        pdl: Whether by programmatic dependent launch, of our kernels.
+        pdl: When by programmatic dependent launch, of our kernels.
         ran: Names of the kernels in the graph.
         xsol: Latency over the floor, where that was measured.
         note: What else is to be said.
@@ -111,7 +110,7 @@ class Result:
     wrong: int
     collective: str = "allreduce"
     contender: str = "shmemar"
-    pdl: bool | None = None
+    pdl: str | None = None
     ran: tuple[str, ...] = ()
     xsol: float | None = None
     note: str = ""
@@ -255,7 +254,7 @@ def _row_of(
 def prepare(comm: shmemar.Communicator, case: Case) -> Prepared:
     """Compile what serves a case. Collective when it is asked for first."""
     choice = comm._kernels.choose(case.nbytes, case.dtype, case.op)
-    return comm._prepare(choice.spec, 0, choice.candidate.max_blocks)
+    return comm._prepare(choice.spec, case.nbytes, 0, choice.candidate.max_blocks)
 
 
 def as_result(comm: shmemar.Communicator, samples: Samples, **what: Any) -> Result:
@@ -299,8 +298,15 @@ def _why_not_exact(mode: str, case: Case, nranks: int) -> str | None:
 
 def _eager(comm: shmemar.Communicator, case: Case, contender: Contender, opened: Opened) -> Samples:
     data, samples_us, host_us, wrong = opened.data, [], [], 0
-    arrays = Arrays.of(comm.backend)
-    stream = None if comm.backend is Backend.EMULATED else _current_stream()
+    emulated = comm.backend is Backend.EMULATED
+    stream = None if emulated else _current_stream()
+
+    def synchronize() -> None:
+        if not emulated:
+            import cupy
+
+            cupy.cuda.Device().synchronize()
+
     if isinstance(contender, Ours):  # the call that a user makes, not a plan
 
         def call(number: int) -> None:
@@ -313,21 +319,21 @@ def _eager(comm: shmemar.Communicator, case: Case, contender: Contender, opened:
     with contender.during_eager(comm):
         for sample in range(case.samples + 3):
             data.fill(sample)
-            arrays.synchronize()
+            synchronize()
             comm.host_barrier()
             # The ranks leave the barrier at different times; behind a collective they are together.
             call(1)
-            arrays.synchronize()
+            synchronize()
             start = time.perf_counter()
             call(0)
             enqueued = time.perf_counter()
-            arrays.synchronize()
+            synchronize()
             done = time.perf_counter()
             if sample >= 3:
                 host_us.append((enqueued - start) * 1e6)
                 samples_us.append((done - start) * 1e6)
             wrong += data.count_wrong(sample, 1)
-    host = None if comm.backend is Backend.EMULATED else float(np.median(host_us))
+    host = None if emulated else float(np.median(host_us))
     return Samples(samples_us, host, wrong)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "Determinism",
     "Kernel",
     "KernelSpec",
+    "Pdl",
     "Protocol",
     "why_impossible",
 ]
@@ -63,6 +64,17 @@ class Determinism(Enum):
     RUN_TO_RUN = "run_to_run"
     BITWISE = "bitwise"
     NOT_GUARANTEED = "not_guaranteed"
+
+
+class Pdl(Enum):
+    """When a kernel is launched programmatically (:mod:`shmemar.device.programmatic`).
+
+    ``BEHIND``: where it is captured into a CUDA graph right behind another one that triggers.
+    """
+
+    NEVER = "never"
+    BEHIND = "behind a collective"
+    ALWAYS = "always"
 
 
 class Kernel(Enum):

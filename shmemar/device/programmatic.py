@@ -14,7 +14,7 @@ from __future__ import annotations
 from shmemar.device.interpreter import current
 from shmemar.device.registry import device
 
-__all__ = ["begin", "trigger", "wait_for_launch", "warm"]
+__all__ = ["begin", "trigger", "wait_for_launch"]
 
 
 def wait_for_launch() -> None:
@@ -25,14 +25,6 @@ def wait_for_launch() -> None:
 def trigger() -> None:
     """Let the next launch start, once all threads of this one have said so or ended."""
     current().trigger()
-
-
-def warm(address: int) -> None:
-    """Hint that `address` will be read. It reads nothing.
-
-    The address is a launch parameter, and a launch finds the cache of constants cold: whoever
-    touches the 64 bytes around a parameter first waits for them, here behind the kernel before.
-    """
 
 
 @device

@@ -262,9 +262,6 @@ def _lower_launches(compiler: Compiler) -> None:
     launch_dependents = _ptx(compiler, "griddepcontrol.launch_dependents;")
     compiler.lower(programmatic.wait_for_launch)(lambda: lambda: wait())
     compiler.lower(programmatic.trigger)(lambda: lambda: launch_dependents())
-    # Into L2, where every GPU's stores to this memory go, so nothing stale is ever found there.
-    prefetch = _ptx(compiler, "prefetch.global.L2 [$0];", "l")
-    compiler.lower(programmatic.warm)(lambda address: lambda address: prefetch(address))
 
 
 def _lower_groups(compiler: Compiler) -> None:

@@ -32,7 +32,7 @@ from shmemar.host.user_kernels import (
     view_of,
 )
 from shmemar.layout import BLOCK_THREADS, WORD_NBYTES, Grid
-from shmemar.spec import Backend, Kernel, KernelSpec, Protocol
+from shmemar.spec import Backend, Kernel, KernelSpec, Pdl, Protocol
 from shmemar.user_spec import BufferSpec, UserKernelSpec
 
 if TYPE_CHECKING:
@@ -144,9 +144,10 @@ class Communicator(Session):
             op: As of `allreduce`.
             pdl: True for programmatic dependent launch: a call's kernel may be set up while the one
                 before it on the stream still runs, and waits for its end before it does anything.
-                It pays in graphs, where a collective follows another one or a kernel that triggers
-                early. False for none; ``"auto"`` as ``SHMEMAR_PDL`` says, and else where every rank
-                has a GPU of its own. Emulated ranks have no launches to overlap.
+                It pays in graphs, behind a kernel that triggers early. False for none; ``"auto"``
+                as ``SHMEMAR_PDL`` says, and else in graphs right behind another collective, which
+                triggers. Where ranks share a GPU, True takes half of the blocks, and ``"auto"``
+                leaves it alone where these are not enough. Emulated ranks have no launches.
 
         Returns:
             The plan; call it, with `stream=` or without.
@@ -197,8 +198,8 @@ class Communicator(Session):
                 check,
                 lambda made: {"dtype": made[0].name, "op": made[1].value, "nbytes": made[2]},
             )
-            for choice in self._kernels.choices(*wanted):
-                self._prepare(choice.spec, 0, choice.candidate.max_blocks)
+            for choice, most in self._kernels.choices(*wanted):
+                self._prepare(choice.spec, most, 0, choice.candidate.max_blocks)
 
     def broadcast(self, x: Any, *, root: int = 0, stream: Any = None) -> Any:
         """Copy an array of one rank to all others; every bit arrives as it was.
@@ -270,7 +271,9 @@ class Communicator(Session):
             self._reduce_on_host(x, wanted)
         elif wanted.choice is not None:
             choice = wanted.choice
-            prepared = self._prepare(choice.spec, handle, choice.candidate.max_blocks)
+            prepared = self._prepare(
+                choice.spec, wanted.source.nbytes, handle, choice.candidate.max_blocks
+            )
             launches = list(self._launches(prepared, wanted.source, wanted.destination))
             self._launch(launches, handle)
             if len(launches) == 1 and not self._config.check:
@@ -302,18 +305,20 @@ class Communicator(Session):
     def _plan(
         self, x: Any, out: Any, op: str | ReduceOp, *, pdl: bool | Literal["auto"]
     ) -> AllreducePlan:
-        def check() -> tuple[int, Reduction, bool]:
+        def check() -> tuple[int, Reduction, bool | None]:
             handle, wanted = self._reduction(x, out, op, None)
             return handle, wanted, self._as_pdl(pdl)
 
-        handle, wanted, is_pdl = self._agree(
+        handle, wanted, wanted_pdl = self._agree(
             "plan_allreduce", check, lambda made: {**made[1].call, "pdl": made[2]}
         )
         choice, launches = wanted.choice, []
         name = "mpi" if wanted.on_host else "none"
         if choice is not None:
             most = choice.candidate.max_blocks
-            prepared = self._prepare(choice.spec, handle, most, pdl=is_pdl)
+            prepared = self._prepare(
+                choice.spec, wanted.source.nbytes, handle, most, pdl=wanted_pdl
+            )
             launches = list(self._launches(prepared, wanted.source, wanted.destination))
             name = name_of(prepared.spec)
         number = self._ncalls
@@ -337,7 +342,7 @@ class Communicator(Session):
             name,
             launches=len(launches),
             blocks=launches[0].grid.blocks if launches else 0,
-            pdl=is_pdl and bool(launches),
+            pdl=(launches[0].prepared.pdl if launches else Pdl.NEVER).value,
         )
         return AllreducePlan(x, wanted.out, shape, run, fast)
 
@@ -380,9 +385,9 @@ class Communicator(Session):
         except DeviceError as error:
             self._raise_refused_launch(name, error)
 
-    def _as_pdl(self, pdl: Any) -> bool:
+    def _as_pdl(self, pdl: Any) -> bool | None:
         if pdl == "auto":
-            return self._kernels.pdl
+            return None
         if not isinstance(pdl, bool):
             raise ArgumentError(f"pdl is {pdl!r}; expected True, False or 'auto'.")
         if pdl:
@@ -408,7 +413,7 @@ class Communicator(Session):
             # Bits are moved, whatever they mean, so one kernel serves all types of a width.
             operand = operand.as_components(_MOVED[operand.dtype.component_nbytes])
             spec = KernelSpec(Kernel.BROADCAST, Protocol.LL, operand.dtype, ReduceOp.SUM, self.size)
-            prepared = self._prepare(spec, handle)
+            prepared = self._prepare(spec, operand.nbytes, handle)
             self._launch(self._launches(prepared, operand, operand, root), handle)
         return x
 
@@ -416,7 +421,7 @@ class Communicator(Session):
         handle = self._agree("barrier", lambda: self._runtime.stream(stream, None), lambda _: {})
         nothing = Operand(0, 0, DTYPES["uint32"])
         spec = KernelSpec(Kernel.BARRIER, Protocol.PUSH, nothing.dtype, ReduceOp.SUM, self.size)
-        prepared = self._prepare(self._kernels.with_multicast(spec), handle)
+        prepared = self._prepare(self._kernels.with_multicast(spec), 0, handle)
         arguments = self._arguments(prepared, nothing, nothing)
         self._launch([Launch(prepared, Grid(1, BLOCK_THREADS), arguments)], handle)
 

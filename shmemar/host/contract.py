@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shmemar.spec import Pdl
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
@@ -123,15 +125,11 @@ class Runtime(Protocol):
             ArgumentError: It is.
         """
 
-    @property
-    def prefers_pdl(self) -> bool:
-        """Whether programmatic dependent launch pays here; the same on all ranks."""
-
     def why_no_pdl(self) -> str | None:
         """Say why kernels can't be launched so; None where they can; the same on all ranks."""
 
     def compile(
-        self, spec: AnyKernelSpec, layout: AnyLayout, stream: int, *, pdl: bool = False
+        self, spec: AnyKernelSpec, layout: AnyLayout, stream: int, *, pdl: Pdl = Pdl.NEVER
     ) -> CompiledKernel:
         """Compile and load a kernel for use on `stream`, unless that was done before.
 
@@ -141,7 +139,8 @@ class Runtime(Protocol):
             spec: The kernel.
             layout: Layout of its scratch.
             stream: Where it is to be launched.
-            pdl: Whether by programmatic dependent launch.
+            pdl: When by programmatic dependent launch. Where ranks share a GPU, such a kernel may
+                have half of the blocks.
         """
 
     def launch(self, kernel: Any, grid: Grid, arguments: AnyArguments, stream: int) -> None:

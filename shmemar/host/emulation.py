@@ -28,7 +28,7 @@ from shmemar.host.shared_memory import SharedMemory
 from shmemar.host.symmetric import HostSymmetricArray, SymmetricArray
 from shmemar.host.user_kernels import compiled
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
-from shmemar.spec import Backend
+from shmemar.spec import Backend, Pdl
 from shmemar.user_spec import UserKernelSpec
 
 if TYPE_CHECKING:
@@ -120,14 +120,12 @@ class EmulatedRuntime:
     def refuse_capture(self, name: str, stream: int) -> None:
         """Nothing is captured here."""
 
-    prefers_pdl = False
-
     def why_no_pdl(self) -> str | None:
         """Nothing is against it, as no launch overlaps another here."""
         return None
 
     def compile(
-        self, spec: AnyKernelSpec, layout: AnyLayout, stream: int, *, pdl: bool = False
+        self, spec: AnyKernelSpec, layout: AnyLayout, stream: int, *, pdl: Pdl = Pdl.NEVER
     ) -> CompiledKernel:
         """Compile: rank 0 for all, each rank its own user's. Collective: all can run it then."""
         key = spec, layout

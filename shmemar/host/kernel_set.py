@@ -16,7 +16,7 @@ from shmemar.layout import (
     grid_for,
     packet_count,
 )
-from shmemar.spec import Kernel, KernelSpec, Protocol
+from shmemar.spec import Kernel, KernelSpec, Pdl, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,14 +46,14 @@ class Prepared:
         kernel: What it was compiled to.
         scratch: Its scratch.
         max_blocks: Cap on its blocks; None for none.
-        pdl: Whether by programmatic dependent launch.
+        pdl: When by programmatic dependent launch.
     """
 
     spec: KernelSpec
     kernel: CompiledKernel
     scratch: Scratch
     max_blocks: int | None
-    pdl: bool = False
+    pdl: Pdl = Pdl.NEVER
 
     def grid(self, nbytes: int) -> Grid:
         """The grid of a launch for `nbytes` of a message."""
@@ -81,7 +81,7 @@ class Explanation:
             fewer may be resident.
         is_compiled: Whether it was.
         block_threads: Threads a block.
-        pdl: Whether by programmatic dependent launch.
+        pdl: When by programmatic dependent launch: ``never``, ``behind a collective``, ``always``.
         launches: Launches, one behind the other: more than 1 for messages of gigabytes.
         passes: Times that the busiest thread or block fills its slots.
         scratch_nbytes: Bytes of symmetric memory of its scratch on each rank, all sizes together.
@@ -97,7 +97,7 @@ class Explanation:
     blocks: int
     is_compiled: bool
     block_threads: int
-    pdl: bool
+    pdl: str
     launches: int
     passes: int
     scratch_nbytes: int
@@ -117,7 +117,7 @@ class Explanation:
                 f"  why: {self.why}",
                 f"  grid: {blocks} blocks of {self.block_threads} threads, {passes}"
                 + f", {self.launches} launches" * (self.launches > 1)
-                + ", programmatic dependent launch" * self.pdl,
+                + f", programmatic dependent launch: {self.pdl}",
                 f"  scratch: {self.scratch_nbytes} bytes of symmetric memory on each rank",
                 *(f"  not {name}: {why}" for name, why in self.others),
             ]
@@ -149,7 +149,7 @@ class KernelSet:
         self._config = config
         self._heap = heap
         self._runtime = runtime
-        self._prepared: dict[tuple[KernelSpec, int | None, bool], Prepared] = {}
+        self._prepared: dict[tuple[KernelSpec, int | None, Pdl], Prepared] = {}
 
     def use(self, terms: Terms) -> None:
         """Choose on other terms from now on."""
@@ -159,13 +159,13 @@ class KernelSet:
     def _choose(self, nbytes: int, dtype: DType, op: ReduceOp) -> Choice:
         return select(nbytes, dtype, op, self.terms)
 
-    def choices(self, dtype: DType, op: ReduceOp, most_nbytes: int) -> list[Choice]:
-        """All choices for messages of up to so many bytes."""
-        found: dict[KernelSpec, Choice] = {}
+    def choices(self, dtype: DType, op: ReduceOp, most_nbytes: int) -> list[tuple[Choice, int]]:
+        """All choices for messages of up to so many bytes, and the most bytes of each."""
+        found: dict[KernelSpec, tuple[Choice, int]] = {}
         for band in self.terms.table.bands:
             nbytes = most_nbytes if band.up_to is None else min(band.up_to, most_nbytes)
             choice = self.choose(nbytes, dtype, op)
-            found.setdefault(choice.spec, choice)
+            found[choice.spec] = choice, nbytes
             if nbytes == most_nbytes:
                 break
         return list(found.values())
@@ -174,11 +174,43 @@ class KernelSet:
         """The multicast form of a kernel that is no all-reduce, where it may be used."""
         return with_multicast(spec, self.terms)
 
-    @property
-    def pdl(self) -> bool:
-        """Whether kernels are launched programmatically where nothing else is asked for."""
-        wanted = self._config.pdl
-        return self._runtime.prefers_pdl if wanted is None else wanted
+    def pdl(self, *, wanted: bool | None = None) -> Pdl:
+        """When kernels are launched programmatically; None for what the configuration says.
+
+        That is, where it says nothing, behind a collective in a graph: there it always pays. What
+        an ordinary kernel ahead makes of it depends on the machine.
+        """
+        wanted = self._config.pdl if wanted is None else wanted
+        if wanted is None:
+            return Pdl.BEHIND if self._runtime.why_no_pdl() is None else Pdl.NEVER
+        return Pdl.ALWAYS if wanted else Pdl.NEVER
+
+    def prepare_for(
+        self,
+        spec: KernelSpec,
+        nbytes: int,
+        stream: int,
+        max_blocks: int | None = None,
+        *,
+        pdl: bool | None = None,
+    ) -> Prepared:
+        """`prepare` a kernel for a message of `nbytes`. Collective when it is asked for first.
+
+        Ranks that share a GPU launch a kernel programmatically where half of the blocks are enough
+        for it, unless `pdl` wants it anyway.
+        """
+        when = self.pdl(wanted=pdl)
+        found = self.prepare(spec, stream, max_blocks, pdl=when)
+        if when is Pdl.BEHIND and not self._is_enough(found, nbytes, max_blocks):
+            return self.prepare(spec, stream, max_blocks, pdl=Pdl.NEVER)
+        return found
+
+    def _is_enough(self, prepared: Prepared, nbytes: int, max_blocks: int | None) -> bool:
+        if not self._runtime.shares_gpu or prepared.max_blocks is None:
+            return True
+        layout = prepared.scratch.layout
+        wanted = _grid(prepared.spec, max(nbytes, 1), layout, self._least(max_blocks))
+        return wanted.blocks <= prepared.max_blocks
 
     def prepare(
         self,
@@ -186,7 +218,7 @@ class KernelSet:
         stream: int,
         max_blocks: int | None = None,
         *,
-        pdl: bool | None = None,
+        pdl: Pdl = Pdl.NEVER,
     ) -> Prepared:
         """Compile a kernel and allocate its scratch. Collective when it is asked for first.
 
@@ -194,9 +226,8 @@ class KernelSet:
             spec: The kernel.
             stream: Where it is to be launched.
             max_blocks: Cap on the blocks, beside those of the configuration and of residency.
-            pdl: Whether by programmatic dependent launch; None for `KernelSet.pdl`.
+            pdl: When by programmatic dependent launch.
         """
-        pdl = self.pdl if pdl is None else pdl
         key = spec, max_blocks, pdl
         known = self._prepared.get(key)
         if known is not None:
@@ -237,7 +268,11 @@ class KernelSet:
         """Say what `choose` chooses, and why nothing else."""
         choice = self.choose(nbytes, dtype, op)
         spec, most = choice.spec, self._least(choice.candidate.max_blocks)
-        prepared = self._prepared.get((spec, choice.candidate.max_blocks, self.pdl))
+        when, cap = self.pdl(), choice.candidate.max_blocks
+        prepared = self._prepared.get((spec, cap, when))
+        if when is Pdl.BEHIND and prepared and not self._is_enough(prepared, nbytes, cap):
+            when = Pdl.NEVER
+            prepared = self._prepared.get((spec, cap, when))
         if prepared is not None:
             spec, most = prepared.spec, prepared.max_blocks
         layout = layout_for(spec, self._config)
@@ -253,7 +288,7 @@ class KernelSet:
             blocks=grid.blocks,
             is_compiled=prepared is not None,
             block_threads=grid.block_threads,
-            pdl=self.pdl,
+            pdl=when.value,
             launches=packet_count(nbytes, longest),
             passes=_passes(spec, min(nbytes, longest), grid, layout),
             scratch_nbytes=layout.nbytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from shmemar.errors import ArgumentError, DeviceError, ShmemarError
 from shmemar.host.fast_launch import DriverCalls, PreparedLaunch
 from shmemar.host.files import cache_directory
 from shmemar.layout import BLOCK_THREADS
+from shmemar.spec import Pdl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shmemar.user_spec import AnyKernelSpec
 
 __all__ = [
+    "Capture",
     "CudaKernel",
     "StreamOrder",
     "capture_of",
@@ -71,7 +73,7 @@ def compile_ptx(
     from numba import cuda, types
 
     from shmemar.device import memory, ptx
-    from shmemar.device.programmatic import begin, warm
+    from shmemar.device.programmatic import begin
     from shmemar.device.registry import device
     from shmemar.device.words import u32, u64
 
@@ -82,9 +84,6 @@ def compile_ptx(
         body(arguments, rank, u32(cuda.grid(1)), u32(cuda.gridsize(1)), cuda.blockDim.x)
 
     def programmatic_entry(arguments: KernelArguments) -> None:
-        warm(arguments.peers[rank])
-        warm(arguments.source)
-        warm(arguments.broken)
         begin()
         body(arguments, rank, u32(cuda.grid(1)), u32(cuda.gridsize(1)), cuda.blockDim.x)
 
@@ -158,7 +157,7 @@ class CudaKernel:
     """A loaded kernel and its prepared arguments. Not for use by several threads at once.
 
     Attributes:
-        is_programmatic: Whether it is launched so (:mod:`shmemar.device.programmatic`).
+        pdl: When it is launched programmatically (:mod:`shmemar.device.programmatic`).
         function: Handle of the function.
         registers: Registers a thread.
         local_nbytes: Local memory a thread, 0 for every kernel here.
@@ -173,7 +172,7 @@ class CudaKernel:
         nparameters: int,
         device: Any,
         *,
-        is_programmatic: bool = False,
+        pdl: Pdl = Pdl.NEVER,
     ) -> None:
         """Load the entry `name` of a cubin; nothing is left to load at the first launch."""
         from cuda.bindings import driver
@@ -188,15 +187,29 @@ class CudaKernel:
         )
         self.resident_blocks = int(per_multiprocessor) * int(device.properties.multiprocessor_count)
         self.max_blocks: int | None = None
-        self.is_programmatic = is_programmatic
+        self.pdl = pdl
         self.function = int(_checked(driver.cuKernelGetFunction(self._kernel.handle)))
         _checked(driver.cuFuncLoad(self.function))
         self._launch = DriverCalls.load().launch_kernel
-        self._prepared = PreparedLaunch(self.function, nparameters, is_programmatic=is_programmatic)
+        self._prepared = {
+            is_programmatic: PreparedLaunch(
+                self.function, nparameters, is_programmatic=is_programmatic
+            )
+            for is_programmatic in (False, True)
+        }
 
-    def launch(self, grid: Grid, values: list[int], stream: int) -> None:
-        """Enqueue the kernel with its parameters' values, 64 bits each."""
-        prepared = self._prepared
+    def launch(
+        self, grid: Grid, values: list[int], stream: int, *, is_programmatic: bool = False
+    ) -> None:
+        """Enqueue the kernel with its parameters' values, 64 bits each.
+
+        Args:
+            grid: Blocks and threads.
+            values: The parameters.
+            stream: Handle of the stream.
+            is_programmatic: Whether it may start before the kernel before it has ended.
+        """
+        prepared = self._prepared[is_programmatic]
         prepared.set_grid(grid.blocks, grid.block_threads)
         prepared.values[:] = values
         prepared.set_stream(stream)
@@ -212,7 +225,7 @@ def load_kernel(
     rank: int,
     device: Any,
     looped: bool = False,
-    programmatic: bool = False,
+    pdl: Pdl = Pdl.NEVER,
 ) -> CudaKernel:
     """Compile for `device`, or find the cubin on disk by its PTX, and load it."""
     from cuda.core import Program, ProgramOptions
@@ -225,7 +238,7 @@ def load_kernel(
         rank=rank,
         compute_capability=(capability[0], capability[1]),
         looped=looped,
-        programmatic=programmatic,
+        programmatic=pdl is not Pdl.NEVER,
     )
     options = ProgramOptions(arch=f"sm_{device.arch}", name=spec.symbol)
     cubin = Program(ptx, "ptx", options).compile(
@@ -233,7 +246,7 @@ def load_kernel(
     )
     entry = ptx[ptx.index(f".entry {spec.symbol}") :].partition(")")[0]
     nparameters = len(re.findall(r"\.param \.[busf]64", entry))
-    return CudaKernel(cubin, spec.symbol, nparameters, device, is_programmatic=programmatic)
+    return CudaKernel(cubin, spec.symbol, nparameters, device, pdl=pdl)
 
 
 @contextmanager
@@ -289,8 +302,20 @@ def is_capturing(stream: int) -> bool:
     return bool(_checked(driver.cuStreamIsCapturing(stream)) != none)
 
 
-def capture_of(stream: int) -> int | None:
-    """Number of the capture that a stream is in; None when it is in none.
+class Capture(NamedTuple):
+    """A capture into a CUDA graph that a stream is in.
+
+    Attributes:
+        number: Its number, unique in the process.
+        follows: Handles of the nodes that the stream's next one will depend on.
+    """
+
+    number: int
+    follows: tuple[int, ...]
+
+
+def capture_of(stream: int) -> Capture | None:
+    """The capture that a stream is in; None when it is in none.
 
     Raises:
         ArgumentError: The capture was invalidated.
@@ -299,14 +324,14 @@ def capture_of(stream: int) -> int | None:
         return None
     from cuda.bindings import driver
 
-    result, status, number, *_ = driver.cuStreamGetCaptureInfo(stream)
+    result, status, number, _, follows, *_ = driver.cuStreamGetCaptureInfo(stream)
     _checked((result,))
     if status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
         raise ArgumentError(
             f"the capture of stream {stream:#x} into a CUDA graph was invalidated by an earlier "
             "error; expected a capture that goes on. Look for what was not allowed in it."
         )
-    return int(number)
+    return Capture(int(number), tuple(int(node) for node in follows or ()))
 
 
 NO_STREAM = (1 << 64) - 1
@@ -336,18 +361,20 @@ class StreamOrder:
         }
         self._producers = _checked(driver.cuEventCreate(flags))
         self._last: dict[bool, tuple[int | None, int]] = {}
+        self._triggering: Capture | None = None
         self.last_stream = np.full(1, NO_STREAM, np.uint64)
 
-    def before_launch(self, stream: int, capture: int | None) -> None:
+    def before_launch(self, stream: int, capture: Capture | None) -> None:
         """Make `stream`, in `capture`, wait for the last launch, if that was on another one."""
         is_captured = capture is not None
+        number = None if capture is None else capture.number
         # Not the handle: a new stream may get that of a destroyed one whose work still runs. A
         # stream that is being captured can't be asked, and can't be destroyed meanwhile.
         own = stream if is_captured else int(_checked(self._driver.cuStreamGetId(stream)))
         last = self._last.get(is_captured)
-        if last is not None and last[0] == capture and last[1] != own:
+        if last is not None and last[0] == number and last[1] != own:
             _checked(self._driver.cuStreamWaitEvent(stream, self._events[is_captured], 0))
-        self._last[is_captured] = capture, own
+        self._last[is_captured] = number, own
         if not is_captured:
             self.last_stream[0] = own
 
@@ -361,8 +388,17 @@ class StreamOrder:
         """Handle of an event for work of another stream that a launch has to wait for."""
         return int(self._producers)
 
-    def after_launch(self, stream: int, capture: int | None) -> None:
-        """Mark the launch."""
+    def is_behind_trigger(self, capture: Capture | None) -> bool:
+        """Whether the next launch of a capture comes right behind one that triggers, and no other.
+
+        To be asked behind `before_launch`, which may make it wait for another one.
+        """
+        return capture is not None and capture == self._triggering
+
+    def after_launch(self, stream: int, capture: Capture | None, *, triggers: bool = False) -> None:
+        """Mark the launch, and whether it lets the next one start early."""
+        if capture is not None:
+            self._triggering = capture_of(stream) if triggers else None
         _checked(self._driver.cuEventRecord(self._events[capture is not None], stream))
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class PlanShape:
     kernel: str
     launches: int
     blocks: int
-    pdl: bool
+    pdl: str
 
 
 class AllreducePlan:
@@ -63,7 +63,7 @@ class AllreducePlan:
             and ``none`` of arrays without elements.
         launches: Kernel launches of a call: 1, or more for messages of gigabytes; 0 for those two.
         blocks: Blocks of the first launch; 0 for those two.
-        pdl: Whether by programmatic dependent launch.
+        pdl: When by programmatic dependent launch: ``never``, ``behind a collective``, ``always``.
     """
 
     def __init__(

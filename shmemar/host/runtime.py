@@ -50,7 +50,7 @@ from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.symmetric import DeviceSymmetricArray
 from shmemar.host.user_kernels import compiled
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
-from shmemar.spec import Backend
+from shmemar.spec import Backend, Pdl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -296,7 +296,7 @@ class NvshmemRuntime:
         """
         self._bootstrap = bootstrap
         self._compile_timeout_s = compile_timeout_s
-        self._kernels: dict[tuple[AnyKernelSpec, AnyLayout, bool], CudaKernel] = {}
+        self._kernels: dict[tuple[AnyKernelSpec, AnyLayout, Pdl], CudaKernel] = {}
         self._has_multicast = False
         local_rank = bootstrap.local_rank()
         self._device = bootstrap.together(
@@ -397,15 +397,6 @@ class NvshmemRuntime:
                     "prepare() before."
                 )
 
-    @property
-    def prefers_pdl(self) -> bool:
-        """True where every rank has a GPU of its own.
-
-        A chain of collectives gains anywhere. Behind an ordinary kernel it gained 0.3 us on two
-        H200s over NVLink, and cost 0.3 us with ranks that share one.
-        """
-        return self.why_no_pdl() is None and not self.shares_gpu
-
     def why_no_pdl(self) -> str | None:
         """Say that a GPU is too old."""
         if self._oldest >= MIN_PDL_ARCH:
@@ -413,7 +404,7 @@ class NvshmemRuntime:
         return f"the oldest GPU of the ranks is sm_{self._oldest}; expected sm_{MIN_PDL_ARCH}"
 
     def compile(
-        self, spec: AnyKernelSpec, layout: AnyLayout, stream: int, *, pdl: bool = False
+        self, spec: AnyKernelSpec, layout: AnyLayout, stream: int, *, pdl: Pdl = Pdl.NEVER
     ) -> CompiledKernel:
         """Compile to a cubin and load it. Collective.
 
@@ -430,7 +421,7 @@ class NvshmemRuntime:
                         layout,
                         rank=self._bootstrap.rank,
                         device=self._device,
-                        programmatic=pdl,
+                        pdl=pdl,
                     ),
                     spec,
                 ),
@@ -438,7 +429,7 @@ class NvshmemRuntime:
                 self._compile_timeout_s,
             )
             # A rank's next launch may be resident beside this one, and would keep out a peer's.
-            launches = 2 if pdl and self.shares_gpu else 1
+            launches = 2 if pdl is not Pdl.NEVER and self.shares_gpu else 1
             resident = kernel.resident_blocks // (self._job.ranks_per_gpu * launches)
             everyones = self._bootstrap.allgather(resident, "agree on the grid")
             kernel.max_blocks = max(min(everyones), 1)
@@ -449,10 +440,14 @@ class NvshmemRuntime:
         """Enqueue a kernel, behind the one before it."""
         capture = None
         try:
+            order, pdl = self._order, kernel.pdl
             capture = capture_of(stream)
-            self._order.before_launch(stream, capture)
-            kernel.launch(grid, arguments.flat(), stream)
-            self._order.after_launch(stream, capture)
+            order.before_launch(stream, capture)
+            is_programmatic = pdl is Pdl.ALWAYS
+            if capture is not None and pdl is Pdl.BEHIND:
+                is_programmatic = order.is_behind_trigger(capture_of(stream))
+            kernel.launch(grid, arguments.flat(), stream, is_programmatic=is_programmatic)
+            order.after_launch(stream, capture, triggers=pdl is not Pdl.NEVER)
         except DeviceError as error:
             if capture is None:
                 raise
@@ -471,7 +466,7 @@ class NvshmemRuntime:
         prepared = PreparedLaunch(
             kernel.function,
             len(values),
-            is_programmatic=kernel.is_programmatic,
+            is_programmatic=kernel.pdl is Pdl.ALWAYS,
             gate=gate.address,
             source_at=len(arguments.peers),
         )

@@ -145,7 +145,7 @@ class Session:
             "backend": self.backend.value,
             **self._runtime.describe(),
             "kernels are chosen by": self.table.origin,
-            "programmatic launch": "yes" if self._kernels.pdl else "no",
+            "programmatic launch": self._kernels.pdl().value,
             **({"LL128 lines": self.lines} if self.lines else {}),
             **({"multicast": self.multicast} if self.multicast else {}),
         }
@@ -314,13 +314,14 @@ class Session:
     def _prepare(
         self,
         spec: KernelSpec,
+        nbytes: int,
         stream: int,
         max_blocks: int | None = None,
         *,
         pdl: bool | None = None,
     ) -> Prepared:
         with self._breaks_on_timeout():
-            return self._kernels.prepare(spec, stream, max_blocks, pdl=pdl)
+            return self._kernels.prepare_for(spec, nbytes, stream, max_blocks, pdl=pdl)
 
     def _use(self, terms: Terms) -> None:
         self._kernels.use(terms)

@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 
     from shmemar.host.communicator import Communicator
 
-__all__ = ["AHEAD", "Data", "Entry", "Samples", "time_graph", "time_graphs"]
+__all__ = ["AHEAD", "NO_KERNEL", "Data", "Entry", "Samples", "time_graph", "time_graphs"]
 
 AHEAD = {"behind": False, "early": True}
 """Kernels of 3 us that each collective may stand behind, and whether it lets the next launch start
 early, as programmatic dependent launch can."""
 
 _AHEAD_US = 3.0
+
+NO_KERNEL = "node: "
+"""How the names of a graph's other nodes begin, such as ``node: memcpy``."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Samples:
         wrong: Wrong elements over all samples.
         registers: Registers a thread, where they are known.
         blocks: Blocks of the grid, where they are known.
-        ran: Names of the kernels in the graph, without that ahead.
+        ran: Names of the kernels in the graph, without that ahead, and what else it holds.
     """
 
     microseconds: list[float]
@@ -181,7 +184,7 @@ def _captured_kernels(stream: int) -> list[str]:
     names: dict[str, None] = {}
     for node in nodes[:count]:
         (kind,) = checked(driver.cuGraphNodeGetType(node))
-        name = kind.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower()
+        name = NO_KERNEL + kind.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower()
         if kind == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
             (parameters,) = checked(driver.cuGraphKernelNodeGetParams(node))
             if int(parameters.func):

@@ -401,9 +401,9 @@ def test_a_graph_of_ten_replays_a_thousand_times(comm: shmemar.Communicator, agr
     assert agree(wrong) == [0] * comm.size
 
 
-@pytest.mark.parametrize("pdl", [True, False], ids=["pdl", "no-pdl"])
+@pytest.mark.parametrize("pdl", [True, False, "auto"], ids=["pdl", "no-pdl", "auto"])
 def test_a_graph_of_plans_replays_with_inputs_that_change(
-    comm: shmemar.Communicator, agree: Any, pytestconfig: pytest.Config, pdl: bool
+    comm: shmemar.Communicator, agree: Any, pytestconfig: pytest.Config, pdl: Any
 ) -> None:
     """Pairs of collectives right behind one another, between kernels of CuPy."""
     import cupy
@@ -412,7 +412,8 @@ def test_a_graph_of_plans_replays_with_inputs_that_change(
     start = np.arange(count, dtype=np.int64)
     x, y, z = (cupy.empty(count, "i8") for _ in range(3))
     plans = comm.plan_allreduce(x, y, pdl=pdl), comm.plan_allreduce(y, z, pdl=pdl)
-    assert [plan.pdl for plan in plans] == [pdl, pdl]
+    when = {True: "always", False: "never"}.get(pdl, "behind a collective")
+    assert [plan.pdl for plan in plans] == [when, when]
 
     def body(stream: Any) -> None:
         for k in range(5):
@@ -455,7 +456,8 @@ def test_several_graphs_replay_in_any_order_and_are_captured_again(
     replays, count = pytestconfig.getoption("--replays"), 70
     x, y = cupy.empty(count, "i8"), cupy.empty(count, "i8")
     mix = cupy.ElementwiseKernel("int64 y, int64 own", "int64 x", "x = 5 * y + own", "mix")
-    plans = [comm.plan_allreduce(x, y, pdl=pdl) for pdl in (False, True)]
+    choices: tuple[Any, ...] = ("auto", True)
+    plans = [comm.plan_allreduce(x, y, pdl=pdl) for pdl in choices]
 
     def collective(number: int, stream: Any) -> None:
         if number % 3 == 2:
@@ -538,6 +540,58 @@ def test_a_capture_that_fails_on_one_rank_leaves_the_others_as_they_were(
         wrong += count_wrong(y.get(), results(comm, 900, call))
         wrong += count_wrong(comm.allreduce(x).get(), results(comm, 900, call))
     assert agree(wrong) == [0] * comm.size
+
+
+def programmatic_edges(stream: Any) -> list[bool]:
+    """Of a chain that was captured, from node to node: whether the next one may start early."""
+    from cuda.bindings import driver
+
+    def checked(result: tuple[Any, ...]) -> Any:
+        assert result[0] == driver.CUresult.CUDA_SUCCESS
+        return result[1:]
+
+    _, _, graph, *_ = checked(driver.cuStreamGetCaptureInfo(stream.ptr))
+    *_, count = checked(driver.cuGraphGetEdges(graph))
+    starts, ends, data, _ = checked(driver.cuGraphGetEdges(graph, count))
+    kind = driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+    following = {
+        int(start): (int(end), int(edge.type) == int(kind))
+        for start, end, edge in zip(starts[:count], ends[:count], data[:count], strict=True)
+    }
+    (node,) = following.keys() - {end for end, _ in following.values()}
+    found = []
+    while node in following:
+        node, is_programmatic = following[node]
+        found.append(is_programmatic)
+    return found
+
+
+def test_a_launch_is_programmatic_where_it_pays(comm: shmemar.Communicator, agree: Any) -> None:
+    """By itself right behind another collective alone, never, or always, as the plan says."""
+    import cupy
+
+    x, y = cupy.ones(100, "f4"), cupy.empty(100, "f4")
+    found: dict[Any, list[bool]] = {}
+    choices: tuple[Any, ...] = ("auto", True, False)
+    plans = {pdl: comm.plan_allreduce(x, y, pdl=pdl) for pdl in choices}
+    comm.allreduce(x, out=y)
+    comm.barrier()
+    for pdl, plan in plans.items():
+
+        def body(stream: Any, plan: Any = plan, pdl: Any = pdl) -> None:
+            plan(stream=stream)
+            plan(stream=stream)
+            comm.barrier(stream=stream)
+            cupy.multiply(y, 1, out=x)
+            plan(stream=stream)
+            found[pdl] = programmatic_edges(stream)
+
+        cupy.multiply(y, 1, out=x)
+        capture_with_cupy(body)()
+    # From one plan to the next, to the barrier, to the multiplication, to the last plan.
+    assert agree(found["auto"]) == [[True, True, False, False]] * comm.size
+    assert agree(found[True]) == [[True, True, False, True]] * comm.size
+    assert agree(found[False]) == [[False, False, False, False]] * comm.size
 
 
 @pytest.mark.parametrize("in_graph", [True, False], ids=["graph", "stream"])

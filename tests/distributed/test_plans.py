@@ -88,7 +88,8 @@ def test_a_plan_may_be_launched_programmatically(
             outs.append(arrays.make(np.full(count, np.nan, np.float32)))
             expected.append(exact_result(FLOAT, SUM, count, nranks=comm.size, call=call))
         plans = [comm.plan_allreduce(x, out, pdl=pdl) for x, out in zip(xs, outs, strict=True)]
-        assert {plan.pdl for plan in plans} == {comm._kernels.pdl if pdl == "auto" else pdl}
+        possible = {True: {"always"}, False: {"never"}}.get(pdl, {"behind a collective", "never"})
+        assert {plan.pdl for plan in plans} <= possible
         arrays.synchronize()
         for _ in range(5):
             for plan in plans:

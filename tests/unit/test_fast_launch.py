@@ -21,6 +21,7 @@ from shmemar.host.fast_launch import (
 )
 from shmemar.host.runtime import NvshmemRuntime
 from shmemar.layout import FAILURE_DTYPE, Grid
+from shmemar.spec import Pdl
 
 WORD, NUMBER, STATUS = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int32
 CONTEXT, EVENT, PRODUCERS, FUNCTION = 0x7F0000001000, 0x7F0000002000, 0x7F00000028, 0x7F0000003000
@@ -272,7 +273,7 @@ def bound_of(
     record, last = np.zeros(12, np.uint32), np.zeros(1, np.uint64)
     made._gate = Gate(CONTEXT, EVENT, PRODUCERS, record, last)
     monkeypatch.setattr(runtime, "_fast_launch", lambda: launch)
-    kernel = SimpleNamespace(function=FUNCTION, is_programmatic=True)
+    kernel = SimpleNamespace(function=FUNCTION, pdl=Pdl.ALWAYS)
     passed: Any = SimpleNamespace(flat=lambda: arguments, peers=(1,))
     return made, made.bind(kernel, Grid(3, 128), passed)
 

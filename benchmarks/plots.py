@@ -1,4 +1,4 @@
-"""Draws a result document: latency against message size, one line per contender and kernel."""
+"""Draws a result document: latency against message size, one line per contender."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.compare import rows_of
 from shmemar.errors import ArgumentError
-from shmemar.host.plotting import _DASHES, _MARKERS, _size, require_matplotlib
+from shmemar.host.plotting import DASHES, MARKERS, require_matplotlib, set_axes, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def draw(document: Mapping[str, Any], path: Path, mode: str) -> None:
             f"the document has no rows of mode {mode} to draw; its modes are {modes}."
             f" {' '.join(_left_out(rows))}".rstrip()
         )
-    require_matplotlib()
+    require_matplotlib("draw the file: python -m benchmarks plot FILE PLOT")
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -60,7 +60,9 @@ def draw(document: Mapping[str, Any], path: Path, mode: str) -> None:
         if floor_us:
             label = f"floor, {floor_us:.2f} µs"
             axes.axhline(floor_us, color="grey", linewidth=1.5, alpha=0.7, label=label, zorder=0)
-        _set_axes(axes, sorted({row.nbytes for row in good}))
+        set_axes(axes, sorted({row.nbytes for row in good}))
+        axes.set_xlabel("message size (bytes)")
+        axes.set_ylabel("latency (µs)")
         axes.set_title(_title(document, good, mode), fontsize=9)
         axes.legend(fontsize=8)
         if left_out := _left_out(rows):
@@ -76,11 +78,23 @@ _WHAT = ("collective", "dtype", "op", "in_place", "chained")
 
 
 def _lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each line by its label, in rising order of size."""
+    """The rows of each line by its label, in rising order of size.
+
+    A contender that ran one kernel a size, and not the same one at all sizes, has one line.
+    """
     varying = [name for name in _WHAT if len({getattr(row, name) for row in rows}) > 1]
+    kernels: dict[tuple[Any, ...], set[str]] = {}
+    for row in rows:
+        what = row.contender, *(getattr(row, name) for name in varying)
+        kernels.setdefault((*what, row.nbytes), set()).add(row.kernel)
+        kernels.setdefault((*what, "all"), set()).add(row.kernel)
+    several = {what[:-1] for what, names in kernels.items() if what[-1] != "all" and len(names) > 1}
     found: dict[str, dict[int, Row]] = {}
     for row in rows:
-        parts = [row.contender, row.kernel, *(_said(row, name) for name in varying)]
+        what = row.contender, *(getattr(row, name) for name in varying)
+        by_size = what not in several and len(kernels[*what, "all"]) > 1
+        kernel = "" if by_size else row.kernel
+        parts = [row.contender, kernel, *(_said(row, name) for name in varying)]
         points = found.setdefault(" ".join(filter(None, parts)), {})
         known = points.get(row.nbytes)
         if known is None or _us(row.median_us) < _us(known.median_us):
@@ -97,8 +111,8 @@ def _draw_line(axes: Any, number: int, label: str, points: Sequence[Row]) -> Non
         medians_us,
         yerr=(below_us, above_us),
         label=label,
-        marker=_MARKERS[number % len(_MARKERS)],
-        linestyle=_DASHES[number % len(_DASHES)],
+        marker=MARKERS[number % len(MARKERS)],
+        linestyle=DASHES[number % len(DASHES)],
         color="black" if number % 2 else "dimgray",
         markerfacecolor="white",
         linewidth=0.9,
@@ -106,21 +120,6 @@ def _draw_line(axes: Any, number: int, label: str, points: Sequence[Row]) -> Non
         capsize=1.5,
         markersize=4,
     )
-
-
-def _set_axes(axes: Any, sizes: Sequence[int]) -> None:
-    from matplotlib.ticker import LogLocator
-
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    turned = 45 if len(sizes) > 12 else 0
-    axes.set_xticks(sizes, [_size(nbytes) for nbytes in sizes], rotation=turned)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.minorticks_off()
-    axes.grid(visible=True, which="major", linewidth=0.3)
-    axes.set_xlabel("message size (bytes)")
-    axes.set_ylabel("latency (µs)")
 
 
 def _floor_us(document: Mapping[str, Any]) -> float | None:
@@ -168,7 +167,7 @@ def _left_out(rows: Sequence[Row]) -> list[str]:
         why = _why_left_out(row)
         if why:
             name = " ".join(filter(None, (row.contender, row.kernel)))
-            sizes.setdefault(f"{name} ({why})", []).append(_size(row.nbytes))
+            sizes.setdefault(f"{name} ({why})", []).append(size_text(row.nbytes))
     return [f"Not drawn: {name} at {', '.join(at)}." for name, at in sizes.items()]
 
 

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any
 from shmemar.errors import ArgumentError, BackendUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["draw", "read_table", "require_matplotlib"]
+__all__ = [
+    "DASHES",
+    "MARKERS",
+    "draw",
+    "read_table",
+    "require_matplotlib",
+    "set_axes",
+    "size_text",
+]
 
-_MARKERS = "osv^D<>Pd"
-_DASHES = ("-", "--", ":", "-.")
+MARKERS = "osv^D<>Pd"
+DASHES = ("-", "--", ":", "-.")
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -36,16 +44,20 @@ def read_table(path: Path) -> dict[str, Any]:
     return document
 
 
-def require_matplotlib() -> None:
+def require_matplotlib(
+    then: str = "draw the kept table: python -m shmemar tune --draw TABLE --plot FILE",
+) -> None:
     """Look for matplotlib.
+
+    Args:
+        then: What to do once it is there, for the message.
 
     Raises:
         BackendUnavailableError: It is not installed.
     """
     if find_spec("matplotlib") is None:
         raise BackendUnavailableError(
-            "a plot needs matplotlib; pip install 'shmemar[plot]', and draw the kept "
-            "table: python -m shmemar tune --draw TABLE --plot FILE."
+            f"a plot needs matplotlib; pip install 'shmemar[plot]', and {then}."
         )
 
 
@@ -59,7 +71,6 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     require_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
 
     best: dict[str, dict[int, float]] = {}
     for row in document["rows"]:
@@ -73,8 +84,8 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
                 list(points),
                 list(points.values()),
                 label=name,
-                marker=_MARKERS[number % len(_MARKERS)],
-                linestyle=_DASHES[number % len(_DASHES)],
+                marker=MARKERS[number % len(MARKERS)],
+                linestyle=DASHES[number % len(DASHES)],
                 color="black" if number % 2 else "dimgray",
                 markerfacecolor="white",
                 linewidth=0.9,
@@ -83,13 +94,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
         sizes = sorted({row["nbytes"] for row in document["rows"]})
         fastest = [min(points[n] for points in best.values() if n in points) for n in sizes]
         axes.plot(sizes, fastest, color="black", linewidth=6, alpha=0.15, label="fastest", zorder=0)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(sizes, [_size(nbytes) for nbytes in sizes])
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.minorticks_off()
-        axes.grid(visible=True, which="major", linewidth=0.3)
+        set_axes(axes, sizes)
         axes.set_xlabel("message")
         axes.set_ylabel(f"microseconds an all-reduce, {document['mode']}")
         facts = document["facts"]
@@ -108,7 +113,22 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
             raise ArgumentError(f"the plot could not be written to {path}: {error}") from error
 
 
-def _size(nbytes: int) -> str:
+def set_axes(axes: Any, sizes: Sequence[int]) -> None:
+    """Make both axes logarithmic, with a tick for each size in bytes."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    turned = 45 if len(sizes) > 12 else 0
+    axes.set_xticks(sizes, [size_text(nbytes) for nbytes in sizes], rotation=turned)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.grid(visible=True, which="major", linewidth=0.3)
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes as people write them, such as ``64 KiB``."""
     for scale, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= scale and nbytes % scale == 0:
             return f"{nbytes // scale} {name}"

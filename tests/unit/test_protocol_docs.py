@@ -511,6 +511,37 @@ def test_the_shares_of_barriers_are_those_of_the_kept_results() -> None:
         assert {row["ranks, GPUs"] for row in rows} == {where}
 
 
+PDL_COLUMNS = (
+    ("graph", "shmemar-no-pdl"),
+    ("graph", "shmemar-pdl"),
+    ("graph", "shmemar"),
+    ("behind", "shmemar-no-pdl"),
+    ("behind", "shmemar-pdl"),
+    ("behind", "shmemar"),
+    ("early", "shmemar-no-pdl"),
+    ("early", "shmemar-pdl"),
+)
+
+
+def test_the_numbers_of_programmatic_launch_are_those_of_the_kept_results() -> None:
+    (block,) = re.findall(r"^\| ranks, GPUs \| message \|.*\n(?:\|.*\n)+", TEXT, re.MULTILINE)
+    rows = [line.strip("| ").split(" | ") for line in block.splitlines()[2:]]
+    assert len(rows) == 9
+    for where, size, *cells, name in rows:
+        stem = ROOT / "benchmarks/results" / f"2026-11-30-h200-{name.strip('`')}"
+        kept = {}
+        for kind in ("contenders", "pdl-auto"):
+            document = json.loads(stem.with_name(f"{stem.name}-{kind}.json").read_text())
+            on_a_gpu = int(document["ranks on a GPU"])
+            assert where == f"{document['ranks']}, {int(document['ranks']) // on_a_gpu}"
+            assert not any(row["wrong"] for row in document["rows"])
+            for row in document["rows"]:
+                if row["median_us"] is not None:
+                    what = row["mode"], row["contender"], row["nbytes"]
+                    kept[what] = f"{row['median_us']:.2f}"
+        assert cells == [kept[mode, who, SIZES[size]] for mode, who in PDL_COLUMNS]
+
+
 # The checker
 
 

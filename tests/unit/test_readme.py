@@ -44,3 +44,52 @@ def test_the_table_shows_the_kept_results(column: int) -> None:
         nbytes: kept[nbytes] for nbytes in table
     }
     assert sum(row["wrong"] for row in document["rows"]) == 0
+
+
+CONTENDERS = (
+    ("graph", "shmemar-pdl"),
+    ("behind", "shmemar-no-pdl"),
+    ("graph", "nccl"),
+    ("graph", "torch-one-shot"),
+    ("graph", "torch-two-shot"),
+)
+"""By column of the table of contenders: mode and row."""
+
+
+def test_the_table_of_contenders_shows_the_kept_results() -> None:
+    text = (ROOT / "README.md").read_text()
+    name = "2026-11-30-h200-two-gpus-contenders.json"
+    document = json.loads((ROOT / "benchmarks/results" / name).read_text())
+    assert (document["ranks"], document["ranks on a GPU"]) == ("2", "1")
+    assert f"benchmarks/results/{name}" in text
+    assert f"one store to the peer, was {document['floor']['l_sol_us']:.2f} us" in text
+    kept = {
+        (row["mode"], row["contender"], row["nbytes"]): row["median_us"] for row in document["rows"]
+    }
+    shown = text[text.index("| bytes | shmemar |") :].partition("\n\n")[0]
+    rows = re.findall(r"^\| (\d+) (B|KiB|MiB) \| (.*) \|$", shown, re.MULTILINE)
+    assert len(rows) == 5
+    for number, unit, cells in rows:
+        nbytes = int(number) * {**UNITS, "MiB": 1 << 20}[unit]
+        expected = [f"{kept[mode, who, nbytes]:.2f}" for mode, who in CONTENDERS]
+        assert cells.split(" | ") == expected
+    assert not any(row["wrong"] for row in document["rows"])
+    nccl = {row["kernel"] for row in document["rows"] if row["contender"] == "nccl"}
+    assert nccl == {"NCCL 22809"}
+    handed = {
+        name for row in document["rows"] if row["contender"] == "nvshmem" for name in row["ran"]
+    }
+    assert any("ncclDevKernel_AllReduce" in each for each in handed)
+
+
+def test_the_hosts_times_are_those_of_the_kept_results() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    name = "2026-11-30-h200-one-gpu-4-ranks-launches.json"
+    document = json.loads((ROOT / "benchmarks/results" / name).read_text())
+    kept = {row["contender"]: row["median_us"] for row in document["rows"]}
+    assert f"A call of a plan takes the host {kept['plan']:.1f} us" in text
+    assert f"like one before {kept['eager']:.1f}, whatever" in text
+    assert (
+        f"in machine code takes {kept['loop']:.1f}, and numba's dispatch {kept['numba']:.0f}"
+        in text
+    )

@@ -62,7 +62,7 @@ def text_of(**changes: Any) -> str:
 def test_the_fastest_that_was_right_comes_first_with_its_grid() -> None:
     table = table_of(ROWS, "here", BEYOND)
     # Beyond twice the largest size stands what came with the package.
-    assert [band.up_to for band in table.bands] == [512, 4096, 128 << 10, 4 << 20, None]
+    assert [band.up_to for band in table.bands] == [512, 4096, 128 << 10, 2 << 20, None]
     assert table.bands[2:] == BEYOND.bands[1:]
     names = [[each.name for each in band.candidates] for band in table.bands[:2]]
     assert names == [["one_shot/ll", "two_shot/ll"]] * 2

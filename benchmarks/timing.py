@@ -150,7 +150,7 @@ def measure(
         contenders: Who reduces it.
 
     Returns:
-        A row for each contender that has the mode, the same on every rank.
+        A row for each contender that has the mode, on every rank; all but notes are the same.
 
     Raises:
         ArgumentError: The mode can't be measured here, or the case's results would not be exact.

@@ -90,7 +90,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: workers that run out of tests take others' later ones."""
-    items.sort(key=lambda item: "suite_nranks" not in getattr(item, "fixturenames", ()))
+
+    def order(item: pytest.Item) -> tuple[bool, bool]:
+        is_suite = "suite_nranks" in getattr(item, "fixturenames", ())
+        return not is_suite, item.path.name != "test_mpirun.py"
+
+    items.sort(key=order)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import shmemar
+from benchmarks.__main__ import main as benchmark
+from benchmarks.contenders import CONTENDERS
 from tests.launcher import ROOT, mpirun, run_distributed_suite
 
 SWEEP = ("-m", "shmemar", "allreduce", "--backend", "emulated")
@@ -217,24 +219,85 @@ def test_version_is_printed() -> None:
 def test_the_benchmark_runs_emulated_and_says_what_it_left_out(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     sizes = ("-b", "128", "-e", "1K", "-n", "4", "--json", str(file))
-    command = ("-m", "benchmarks", "allreduce", "--backend", "emulated", *sizes)
-    done = mpirun(2, *command, timeout_s=100)
+    who = ("--contenders", "all", "--floor")
+    command = ("-m", "benchmarks", "allreduce", "--backend", "emulated", *sizes, *who)
+    done = mpirun(2, *command, timeout_s=200)
     assert done.returncode == 0, done.stdout
     assert "# times: CPU times of an emulation" in done.stdout
     assert "# device: not run, it needs GPUs" in done.stdout
     assert "# graph: not run, it needs GPUs" in done.stdout
     document = json.loads(file.read_text())
-    assert [(row["mode"], row["nbytes"], row["wrong"]) for row in document["rows"]] == [
-        ("eager", 128, 0),
-        ("eager", 1024, 0),
+    names = ["shmemar", *CONTENDERS]
+    assert [(row["mode"], row["nbytes"], row["contender"]) for row in document["rows"]] == [
+        ("eager", nbytes, name) for nbytes in (128, 1024) for name in names
     ]
+    assert not any(row["wrong"] for row in document["rows"])
+    ran = {row["contender"] for row in document["rows"] if row["median_us"] is not None}
+    assert ran == {"shmemar", "mpi"}
+    for row in document["rows"]:
+        if row["contender"] in ran:
+            floor_us = document["floor"]["l_sol_us"]
+            assert row["xsol"] == pytest.approx(row["median_us"] / floor_us)
+        else:
+            assert "emulated backend has no" in row["note"]
     assert document["backend"] == "emulated"
+    assert "# floor: L_SoL " in done.stdout
+    # What reads such a file.
+    assert benchmark(["compare", str(file), str(file)]) == 0
+    assert benchmark(["plot", str(file), str(tmp_path / "plot.svg"), "-m", "eager"]) == 0
+    assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+@pytest.mark.parametrize("form", ["osu", "json"])
+def test_the_table_has_other_formats(form: str) -> None:
+    sizes = ("--sizes", "128,256", "-n", "2", "--format", form, "-m", "eager")
+    command = ("-m", "benchmarks", "allreduce", "--backend", "emulated", *sizes)
+    done = mpirun(1, *command, timeout_s=100)
+    assert done.returncode == 0, done.stdout
+    if form == "json":
+        document = json.loads(done.stdout[done.stdout.index("{\n") : done.stdout.rindex("}") + 1])
+        assert [row["nbytes"] for row in document["rows"]] == [128, 256]
+    else:
+        assert re.search(r"\n  128 +\d+\.\d\d  shmemar one_shot/ll, eager\n", done.stdout)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-m", "warp"), "--modes has 'warp'; expected some of device, graph, eager"),
+        (["compare", "none.json", "none.json"], "none.json"),
+        (["plot", "none.json", "plot.svg"], "none.json"),
+    ],
+)
+def test_a_result_file_that_is_none_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert benchmark(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("benchmarks: ")
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_the_floor_is_measured_under_mpirun(tmp_path: Path) -> None:
+    file = tmp_path / "floor.json"
+    command = ("-m", "shmemar", "floor", "--backend", "emulated", "-n", "20", "--json", str(file))
+    done = mpirun(2, *command, timeout_s=200)
+    assert done.returncode == 0, done.stdout
+    assert "L_SoL = 2 * " in done.stdout
+    assert "# times: CPU times of an emulation" in done.stdout
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document["pairs"][0]["fastest_ns"] > 0
+    assert document["barrier_us"] == {}
+    refused = mpirun(1, "-m", "shmemar", "floor", "-n", "0", timeout_s=60)
+    assert refused.returncode == 2
+    assert "rounds is 0; expected 1 to" in refused.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-m", "warp"), "--modes has 'warp'; expected some of device, graph, behind, early"),
+        (("--contenders", "ring"), "--contenders have 'ring'; expected some of shmemar, nvshmem"),
         (("--kernels", "ring"), "--kernels has 'ring'; expected some of one_shot, two_shot"),
         (("--protocols", "ll,tcp"), "--protocols has 'tcp'; expected some of ll, sentinel"),
         (("-n", "0"), "--samples must be 1 or more"),
@@ -268,6 +331,7 @@ def test_the_barrier_benchmark_runs_emulated_and_says_what_it_left_out(tmp_path:
     ("arguments", "message"),
     [
         (("--kernels", "one_shot"), "--kernels has 'one_shot'; expected some of barrier_one_shot"),
+        (("-m", "early"), "--modes has 'early'; expected some of device, graph, eager"),
         (("--protocols", "pull"), "--protocols names none of a kernel in --kernels"),
         (("--kernels", "barrier_one_shot", "--protocols", "ll"), "--protocols names none of"),
         (("--sizes", "x", "--backend", "emulated"), "size is 'x'; expected bytes such as"),

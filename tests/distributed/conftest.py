@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 os.environ.setdefault("SHMEMAR_TABLE", "none")
 
 
+AT_TWO_RANKS = ("test_benchmarks", "test_floor")
 COMPILES_MUCH = ("test_allreduce", "test_broadcast", "test_kernels", "test_lines", "test_signal")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --in-turn, leave out variants that take seconds to compile, by number of ranks."""
+    """With --in-turn, leave out what takes seconds to compile, by number of ranks."""
     if not config.getoption("--in-turn"):
         return
     size = MPI.COMM_WORLD.size
@@ -33,6 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     variants: dict[str, int] = {}
     left_out = []
     for item in items:
+        if item.path.stem in AT_TWO_RANKS and size != 2:
+            left_out.append(item)
         if item.path.stem in COMPILES_MUCH and hasattr(item, "callspec"):
             name = item.name.partition("[")[0]
             turn = variants.setdefault(name, len(variants))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import shmemar
 from benchmarks.barriers import measure_barrier, measure_share
 from benchmarks.compare import compare, load, render
-from benchmarks.contenders import CONTENDERS, Ours, contender_of
+from benchmarks.contenders import CONTENDERS, GRAPHS, Ours, contender_of
 from benchmarks.launches import measure_launches
 from benchmarks.machine_code import disassemble
 from benchmarks.plots import draw
@@ -218,7 +218,13 @@ def _contenders(arguments: argparse.Namespace) -> list[Contender]:
                     if kernel in (None, each.kernel.value)
                     and protocol in (None, each.protocol.value)
                 ]
-            found += [Ours(candidate, pdl) for candidate in candidates for pdl in pdls]
+            for candidate in candidates:
+                if pdls == ["auto"]:
+                    found.append(Ours(candidate))
+                    continue
+                # It is for graphs; of the other modes there is one row.
+                found.append(Ours(candidate, modes=("device", "eager")))
+                found += [Ours(candidate, pdl, GRAPHS) for pdl in pdls]
     return found
 
 

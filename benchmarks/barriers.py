@@ -160,7 +160,7 @@ def _device(
     from shmemar.host.launch import load_kernel
 
     runtime: Any = comm._runtime
-    prepared = comm._prepare(spec, 0, 0)
+    prepared = comm._prepare(spec, 0)
     scratch = prepared.scratch
     with runtime.active():
         kernel = load_kernel(

@@ -17,7 +17,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.contenders import OTHER_KERNEL
 from shmemar.errors import ArgumentError
+from shmemar.host.timing import AHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -281,11 +283,19 @@ def _row(number: int, row: Any) -> Row:
     def time_us(name: str) -> float:
         value: Any = row.get(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and math.isfinite(value) and value > 0:
+        if is_number and math.isfinite(value) and (value > 0 or is_difference):
             return float(value)
         raise ArgumentError(f"{name} of row {number} is {value!r}; expected a time above 0.")
 
-    has_number = row.get("median_us") is not None
+    # What was ahead is subtracted, and noise may leave nothing.
+    is_difference = row.get("mode") in AHEAD
+    median_us = row.get("median_us")
+    has_number = median_us is not None
+    note = take("note", str, "")
+    if is_difference and isinstance(median_us, int | float) and median_us <= 0:
+        has_number, note = False, "what was ahead took as long"
+    # Who ran another kernel than it says has no right result of its own.
+    wrong = max(take("wrong", int, 0), int(note.startswith(OTHER_KERNEL)))
     kernel = take("kernel", str, "")
     return Row(
         # Files that don't name the collective have all-reduces, and barriers.
@@ -302,8 +312,8 @@ def _row(number: int, row: Any) -> Row:
         median_us=time_us("median_us") if has_number else None,
         p20_us=time_us("p20_us") if has_number else None,
         p80_us=time_us("p80_us") if has_number else None,
-        wrong=take("wrong", int, 0),
-        note=take("note", str, ""),
+        wrong=wrong,
+        note=note,
     )
 
 

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from benchmarks.buffers import Buffers, empty_array
 from shmemar.dtypes import ReduceOp
-from shmemar.errors import ArgumentError, BackendUnavailableError, ShmemarError
+from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError, MismatchError
 from shmemar.host.kernel_set import name_of
 from shmemar.host.litmus import lines_verdict
 from shmemar.host.selector import Band, Candidate, Table
@@ -32,9 +32,26 @@ if TYPE_CHECKING:
     from benchmarks.buffers import Case
     from shmemar.host.kernel_set import Prepared
 
-__all__ = ["CONTENDERS", "Contender", "Opened", "Ours", "contender_of", "open_together"]
+__all__ = [
+    "CONTENDERS",
+    "GRAPHS",
+    "OTHER_KERNEL",
+    "Contender",
+    "Opened",
+    "Ours",
+    "call_once",
+    "contender_of",
+    "open_together",
+    "ran_only",
+]
+
+T = TypeVar("T")
 
 GRAPHS = ("graph", "behind", "early")
+"""Modes whose calls are captured into a graph."""
+
+OTHER_KERNEL = "ran another kernel"
+"""How the note of a row begins whose graph held other kernels than those asked for."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +89,11 @@ class Contender(Protocol):
     def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
         """Say why it can't run; None where it can. Alike on all ranks."""
 
-    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
-        """Make ready. Collective."""
+    def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
+        """Make the arrays; None where that is collective, and left to `open`. Not collective."""
+
+    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
+        """Make ready, with what `make` made. Collective."""
 
     def during_eager(self, comm: shmemar.Communicator) -> Any:
         """A context in which eager calls run. Collective."""
@@ -96,6 +116,10 @@ class Ours:
     candidate: Candidate | None = None
     pdl: Any = "auto"
     modes: tuple[str, ...] = ("device", *GRAPHS, "eager")
+
+    def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
+        """In ordinary memory."""
+        return _ordinary(comm, case)
 
     @property
     def name(self) -> str:
@@ -134,9 +158,9 @@ class Ours:
             return None
         return dict(found.others)[self.candidate.name]
 
-    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
         """Plan a call of each buffer."""
-        data = Buffers(comm, case, partial(empty_array, comm.backend))
+        assert data is not None
         with self.during_eager(comm):
             plans = [
                 comm.plan_allreduce(
@@ -146,7 +170,7 @@ class Ours:
             ]
             choice = comm._kernels.choose(case.nbytes, case.dtype, case.op)
             most, wanted = choice.candidate.max_blocks, None if self.pdl == "auto" else self.pdl
-            prepared = comm._prepare(choice.spec, case.nbytes, 0, most, pdl=wanted)
+            prepared = comm._prepare(choice.spec, 0, most, pdl=wanted)
 
         def call(number: int, stream: Any) -> None:
             plans[number % data.nbuffers](stream=stream)
@@ -191,7 +215,11 @@ class Nvshmem:
             return "it reduces over all processes of the job"
         return None
 
-    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+    def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
+        """Nothing: the heap is divided by all ranks together."""
+        return None
+
+    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
         """Put the arrays into the heap."""
         import nvshmem.bindings
 
@@ -262,8 +290,13 @@ class Nccl:
     def _type(nccl: Any, case: Case) -> Any:
         return getattr(nccl, f"NCCL_{case.dtype.name.upper()}", None)
 
-    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+    def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
+        """In ordinary memory."""
+        return _ordinary(comm, case)
+
+    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
         """Make its communicator, once."""
+        assert data is not None
         from cupy.cuda import nccl
 
         if comm not in self._communicators:
@@ -271,7 +304,6 @@ class Nccl:
             made = nccl.NcclCommunicator(comm.size, identity, comm.rank)
             self._communicators[comm] = made
         made = self._communicators[comm]
-        data = Buffers(comm, case, partial(empty_array, comm.backend))
         kind, op = self._type(nccl, case), getattr(nccl, f"NCCL_{case.op.value.upper()}")
 
         def call(number: int, stream: Any) -> None:
@@ -293,8 +325,8 @@ class TorchSymmetric:
 
     shots: str
     modes: tuple[str, ...] = (*GRAPHS, "eager")
-    _group: Any = None
     _arrays: dict[Any, Any] = field(default_factory=dict)
+    _kept: dict[Any, Any] = field(default_factory=dict)
 
     during_eager = staticmethod(_as_it_is)
 
@@ -315,8 +347,12 @@ class TorchSymmetric:
             return "it sums float32 and bfloat16"
         return None
 
-    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
-        """Start torch's process group, once, and put the inputs into its symmetric memory."""
+    def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
+        """Nothing: all ranks meet for symmetric memory."""
+        return None
+
+    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
+        """Start torch's process group, once, and put the arrays into its symmetric memory."""
         import torch
 
         group = self._start(comm)
@@ -364,10 +400,15 @@ class TorchSymmetric:
         import torch
         import torch.distributed._symmetric_memory as symmetric
 
-        tensor = symmetric.empty(
-            shape, dtype=getattr(torch, dtype), device=f"cuda:{torch.cuda.current_device()}"
-        )
-        symmetric.rendezvous(tensor, group)
+        # Two of a shape take turns.
+        kept = self._kept.setdefault((comm, shape, dtype), [])
+        if len(kept) < 2:
+            place = f"cuda:{torch.cuda.current_device()}"
+            kept.append(symmetric.empty(shape, dtype=getattr(torch, dtype), device=place))
+            symmetric.rendezvous(kept[-1], group)
+        else:
+            kept.append(kept.pop(0))
+        tensor = kept[-1]
         plain = tensor.view(torch.uint16) if dtype == "bfloat16" else tensor
         array = cupy.asarray(plain).view(dtype)
         self._arrays[array.data.ptr] = tensor
@@ -399,9 +440,13 @@ class Mpi:
             return f"MPI has no {case.dtype.name}"
         return None
 
-    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+    def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
+        """In ordinary memory."""
+        return _ordinary(comm, case)
+
+    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
         """Make arrays on the host."""
-        data = Buffers(comm, case, partial(empty_array, comm.backend))
+        assert data is not None
         given = np.empty(case.count, case.dtype.name)
         result = np.empty_like(given)
         on_host = comm.backend is Backend.EMULATED
@@ -461,17 +506,42 @@ def open_together(
     why = next((each for each in reasons if each is not None), None)
     if why is not None:
         return None, why
+    data, why = _together(comm, lambda: contender.make(comm, case))
+    if why:
+        return None, why
+    return _together(comm, lambda: contender.open(comm, case, data))
 
-    def attempt() -> Opened:
-        try:
-            return contender.open(comm, case)
-        except ShmemarError:
-            raise
-        except Exception as error:
-            text = " ".join(str(error).split())[:200]
-            raise BackendUnavailableError(f"{type(error).__name__}: {text}") from error
 
+def call_once(comm: shmemar.Communicator, opened: Opened) -> str:
+    """Make the first call, which loads what is not loaded; say why it failed. Collective."""
+    import cupy
+
+    def attempt() -> None:
+        opened.data.fill(0)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            opened.call(0, stream)
+        stream.synchronize()
+
+    return _together(comm, attempt)[1]
+
+
+def _together(comm: shmemar.Communicator, action: Callable[[], T]) -> tuple[T | None, str]:
+    """Run what each rank does by itself, or all do alike; say why it failed on one. Collective.
+
+    A rank that fails in the middle of something collective is waited for until the deadline.
+    """
+    result, why = None, ""
     try:
-        return comm.host_together(attempt, f"open {contender.name}"), ""
-    except BackendUnavailableError as error:
-        return None, str(error)
+        result = action()
+    except (CollectiveTimeoutError, DeviceError, MismatchError):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a library raises becomes a row
+        text = " ".join(str(error).split())[:200]
+        why = f"rank {comm.rank}: {type(error).__name__}: {text}"
+    reasons = [each for each in comm.host_allgather(why) if each]
+    return (None, reasons[0]) if reasons else (result, "")
+
+
+def _ordinary(comm: shmemar.Communicator, case: Case) -> Buffers:
+    return Buffers(comm, case, partial(empty_array, comm.backend))

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.buffers import Buffers, Case, empty_array
-from benchmarks.contenders import Ours, open_together
+from benchmarks.contenders import GRAPHS, OTHER_KERNEL, Ours, call_once, open_together
 from shmemar.dtypes import ReduceOp
 from shmemar.errors import ArgumentError
 from shmemar.host.exact import exact_limit, largest_input
@@ -125,10 +125,6 @@ class Result:
         return bool(self.wrong) or self.note.startswith(OTHER_KERNEL)
 
 
-OTHER_KERNEL = "ran another kernel"
-"""How the note of a row begins whose graph held other kernels than those asked for."""
-
-
 def why_not(comm: shmemar.Communicator, mode: str) -> str | None:
     """Say why a mode can't be measured here; None when it can."""
     if mode == "eager":
@@ -162,6 +158,9 @@ def measure(
     ready: list[tuple[int, Contender, Opened]] = []
     for contender in (each for each in contenders if mode in each.modes):
         opened, why = open_together(comm, contender, case)
+        if opened is not None and mode in GRAPHS:
+            why = call_once(comm, opened)
+            opened = None if why else opened
         if opened is not None:
             ready.append((len(rows), contender, opened))
         rows.append(None if opened is not None else _absent(mode, case, contender, why))
@@ -169,25 +168,12 @@ def measure(
         timed = {"device": _device, "eager": _eager}[mode]
         samples = [timed(comm, case, *each[1:]) for each in ready]
     else:
-        for *_, opened in ready:
-            opened.data.fill(0)
-            _call_once(opened)
         entries = [Entry(opened.call, opened.data) for *_, opened in ready]
         ahead = mode if mode in AHEAD else None
         samples = time_graphs(comm, entries, case.samples, case.repeats, ahead) if ready else []
     for (at, contender, opened), found in zip(ready, samples, strict=True):
         rows[at] = _row_of(comm, mode, case, contender, opened, found)
     return [row for row in rows if row is not None]
-
-
-def _call_once(opened: Opened) -> None:
-    """Make the first call, which loads what is not loaded."""
-    import cupy
-
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        opened.call(0, stream)
-    stream.synchronize()
 
 
 def _what(mode: str, case: Case) -> dict[str, Any]:
@@ -254,7 +240,7 @@ def _row_of(
 def prepare(comm: shmemar.Communicator, case: Case) -> Prepared:
     """Compile what serves a case. Collective when it is asked for first."""
     choice = comm._kernels.choose(case.nbytes, case.dtype, case.op)
-    return comm._prepare(choice.spec, case.nbytes, 0, choice.candidate.max_blocks)
+    return comm._prepare(choice.spec, 0, choice.candidate.max_blocks)
 
 
 def as_result(comm: shmemar.Communicator, samples: Samples, **what: Any) -> Result:

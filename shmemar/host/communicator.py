@@ -98,9 +98,9 @@ class Communicator(Session):
                 complex types, and no ``avg`` for integers.
             stream: A stream of CuPy, torch, numba or cuda.core, or its handle; by default the
                 current one of the library that `x` is of. Calls on different streams run one after
-                the other. It may be captured into a CUDA graph once its kernel was used before, or
-                behind `prepare`; replays are for the caller to order against other calls. Emulated,
-                it must be None.
+                the other. It may be captured into a CUDA graph once a call of its kernel was made
+                before (not of a plan, whose `pdl` may make it another one), or behind `prepare`;
+                replays are for the caller to order against other calls. Emulated, it must be None.
 
         Returns:
             `out`.
@@ -121,6 +121,7 @@ class Communicator(Session):
         found = self._eager.find(x, out, op, stream)
         if found is not None and self._launch_bound(found.name, found.bound, *found[2:6]):
             return found.out
+        found = None  # whose output, if it is new, makes room for another one
         self._require_usable()
         with self._runtime.active():
             return self._allreduce(x, out, op, stream)
@@ -146,8 +147,9 @@ class Communicator(Session):
                 before it on the stream still runs, and waits for its end before it does anything.
                 It pays in graphs, behind a kernel that triggers early. False for none; ``"auto"``
                 as ``SHMEMAR_PDL`` says, and else in graphs right behind another collective, which
-                triggers. Where ranks share a GPU, True takes half of the blocks, and ``"auto"``
-                leaves it alone where these are not enough. Emulated ranks have no launches.
+                triggers, where every rank has a GPU of its own. Where ranks share one, True takes
+                half of the blocks, and no other kernel may be launched so on the stream: it would
+                wait in the place of a peer's. Emulated ranks have no launches.
 
         Returns:
             The plan; call it, with `stream=` or without.
@@ -198,8 +200,8 @@ class Communicator(Session):
                 check,
                 lambda made: {"dtype": made[0].name, "op": made[1].value, "nbytes": made[2]},
             )
-            for choice, most in self._kernels.choices(*wanted):
-                self._prepare(choice.spec, most, 0, choice.candidate.max_blocks)
+            for choice in self._kernels.choices(*wanted):
+                self._prepare(choice.spec, 0, choice.candidate.max_blocks)
 
     def broadcast(self, x: Any, *, root: int = 0, stream: Any = None) -> Any:
         """Copy an array of one rank to all others; every bit arrives as it was.
@@ -271,9 +273,7 @@ class Communicator(Session):
             self._reduce_on_host(x, wanted)
         elif wanted.choice is not None:
             choice = wanted.choice
-            prepared = self._prepare(
-                choice.spec, wanted.source.nbytes, handle, choice.candidate.max_blocks
-            )
+            prepared = self._prepare(choice.spec, handle, choice.candidate.max_blocks)
             launches = list(self._launches(prepared, wanted.source, wanted.destination))
             self._launch(launches, handle)
             if len(launches) == 1 and not self._config.check:
@@ -316,9 +316,7 @@ class Communicator(Session):
         name = "mpi" if wanted.on_host else "none"
         if choice is not None:
             most = choice.candidate.max_blocks
-            prepared = self._prepare(
-                choice.spec, wanted.source.nbytes, handle, most, pdl=wanted_pdl
-            )
+            prepared = self._prepare(choice.spec, handle, most, pdl=wanted_pdl)
             launches = list(self._launches(prepared, wanted.source, wanted.destination))
             name = name_of(prepared.spec)
         number = self._ncalls
@@ -391,7 +389,7 @@ class Communicator(Session):
         if not isinstance(pdl, bool):
             raise ArgumentError(f"pdl is {pdl!r}; expected True, False or 'auto'.")
         if pdl:
-            self._require_pdl("pdl is True")
+            self._require_pdl()
         return pdl
 
     def _broadcast(self, x: Any, root: int, stream: Any) -> Any:
@@ -413,7 +411,7 @@ class Communicator(Session):
             # Bits are moved, whatever they mean, so one kernel serves all types of a width.
             operand = operand.as_components(_MOVED[operand.dtype.component_nbytes])
             spec = KernelSpec(Kernel.BROADCAST, Protocol.LL, operand.dtype, ReduceOp.SUM, self.size)
-            prepared = self._prepare(spec, operand.nbytes, handle)
+            prepared = self._prepare(spec, handle)
             self._launch(self._launches(prepared, operand, operand, root), handle)
         return x
 
@@ -421,7 +419,7 @@ class Communicator(Session):
         handle = self._agree("barrier", lambda: self._runtime.stream(stream, None), lambda _: {})
         nothing = Operand(0, 0, DTYPES["uint32"])
         spec = KernelSpec(Kernel.BARRIER, Protocol.PUSH, nothing.dtype, ReduceOp.SUM, self.size)
-        prepared = self._prepare(self._kernels.with_multicast(spec), 0, handle)
+        prepared = self._prepare(self._kernels.with_multicast(spec), handle)
         arguments = self._arguments(prepared, nothing, nothing)
         self._launch([Launch(prepared, Grid(1, BLOCK_THREADS), arguments)], handle)
 

@@ -77,12 +77,15 @@ class EagerCalls:
         """Know nothing."""
         self._libraries: dict[type, _Library] = {}
         self._known: dict[Any, tuple[BoundLaunch, str]] = {}
+        self._inputs: set[Any] = set()
         self._stream: Any = None
         self._handle = 0
 
     def clear(self) -> None:
-        """Forget all: kernels are chosen otherwise from now on."""
+        """Forget all: kernels are chosen otherwise from now on, or not at all."""
         self._known.clear()
+        self._inputs.clear()
+        self._stream = None
 
     def remember(
         self,
@@ -107,10 +110,11 @@ class EagerCalls:
         _, _, mine = library.describe(x)
         _, _, other = library.describe(out)
         if len(self._known) >= MANY_CALLS:
-            self._known.clear()
+            self.clear()
         bound = bind()
         if bound is not None:
             self._known[mine, other, op] = bound, name
+            self._inputs.add((mine, op))
 
     def find(self, x: Any, out: Any, op: str | ReduceOp, stream: Any) -> EagerLaunch | None:
         """Find a call among those that were made before; None where it must go the long way.
@@ -125,14 +129,15 @@ class EagerCalls:
         if library is None:
             return None
         try:
-            handle, producer = self._streams(library, x, stream)
+            handle, current = self._streams(library, x, stream)
+            source, nbytes, mine = library.describe(x)
             if out is None:
-                if handle != producer or not self._known:
+                # A library makes arrays for use on its current stream.
+                if handle != current or (mine, op) not in self._inputs:
                     return None
                 out = library.empty_like(x)
             elif type(out) is not type(x):
                 return None
-            source, nbytes, mine = library.describe(x)
             destination, _, other = library.describe(out)
             known = self._known.get((mine, other, op))
         except Exception:  # noqa: BLE001 - the long way finds out what is wrong, and says it
@@ -140,17 +145,18 @@ class EagerCalls:
         apart = source + nbytes <= destination or destination + nbytes <= source
         if known is None or (source != destination and not apart):
             return None
+        producer = current if library.orders else handle
         return EagerLaunch(*known, handle, producer, source, destination, out)
 
     def _streams(self, library: _Library, x: Any, stream: Any) -> tuple[int, int]:
-        """The stream of a call, and the one that it waits for."""
+        """The stream of a call, and the library's current one."""
+        current = library.current(x)
         if stream is None:
-            current = library.current(x)
             return current, current
         if stream is not self._stream:
             # Held, so that no other object takes its place in memory.
             self._handle, self._stream = stream_handle(stream, None), stream
-        return self._handle, library.current(x) if library.orders else self._handle
+        return self._handle, current
 
     def _library_of(self, kind: type) -> _Library | None:
         if kind not in self._libraries:

@@ -199,7 +199,7 @@ def compile_launch(driver: DriverCalls) -> Callable[[int, int, int, int, int], i
     It lets go of Python's lock: a launch waits where the stream's queue is full. It returns what
     the driver returned, or `NOT_AS_USUAL`: where the gate is shut or the failure record written, in
     another context, for a stream that is being captured or is not that of the launch before, and
-    where the driver says no to one of these questions.
+    where the driver says no to anything before the launch.
     """
     from numba import njit, types
 
@@ -238,11 +238,8 @@ def compile_launch(driver: DriverCalls) -> Callable[[int, int, int, int, int], i
             if captured(other, room):
                 return NOT_AS_USUAL
             ahead = load_u64(words + producers)
-            status = event_record(ahead, other)
-            if status == 0:
-                status = stream_wait_event(handle, ahead, 0)
-            if status != 0:
-                return status  # type: ignore[no-any-return]
+            if event_record(ahead, other) != 0 or stream_wait_event(handle, ahead, 0) != 0:
+                return NOT_AS_USUAL
         arguments = load_u64(place + arrays)
         store_u64(arguments, u64(source))
         store_u64(arguments + u64(8), u64(destination))

@@ -159,13 +159,13 @@ class KernelSet:
     def _choose(self, nbytes: int, dtype: DType, op: ReduceOp) -> Choice:
         return select(nbytes, dtype, op, self.terms)
 
-    def choices(self, dtype: DType, op: ReduceOp, most_nbytes: int) -> list[tuple[Choice, int]]:
-        """All choices for messages of up to so many bytes, and the most bytes of each."""
-        found: dict[KernelSpec, tuple[Choice, int]] = {}
+    def choices(self, dtype: DType, op: ReduceOp, most_nbytes: int) -> list[Choice]:
+        """All choices for messages of up to so many bytes."""
+        found: dict[KernelSpec, Choice] = {}
         for band in self.terms.table.bands:
             nbytes = most_nbytes if band.up_to is None else min(band.up_to, most_nbytes)
             choice = self.choose(nbytes, dtype, op)
-            found[choice.spec] = choice, nbytes
+            found.setdefault(choice.spec, choice)
             if nbytes == most_nbytes:
                 break
         return list(found.values())
@@ -177,40 +177,17 @@ class KernelSet:
     def pdl(self, *, wanted: bool | None = None) -> Pdl:
         """When kernels are launched programmatically; None for what the configuration says.
 
-        That is, where it says nothing, behind a collective in a graph: there it always pays. What
-        an ordinary kernel ahead makes of it depends on the machine.
+        That is, where it says nothing, behind a collective in a graph: there it always pays. But
+        not where ranks share a GPU: a kernel that triggers lets whatever is launched so behind it
+        in, a user's kernel of any size, too, and that would wait in the place of a peer's blocks.
         """
         wanted = self._config.pdl if wanted is None else wanted
-        if wanted is None:
-            return Pdl.BEHIND if self._runtime.why_no_pdl() is None else Pdl.NEVER
-        return Pdl.ALWAYS if wanted else Pdl.NEVER
-
-    def prepare_for(
-        self,
-        spec: KernelSpec,
-        nbytes: int,
-        stream: int,
-        max_blocks: int | None = None,
-        *,
-        pdl: bool | None = None,
-    ) -> Prepared:
-        """`prepare` a kernel for a message of `nbytes`. Collective when it is asked for first.
-
-        Ranks that share a GPU launch a kernel programmatically where half of the blocks are enough
-        for it, unless `pdl` wants it anyway.
-        """
-        when = self.pdl(wanted=pdl)
-        found = self.prepare(spec, stream, max_blocks, pdl=when)
-        if when is Pdl.BEHIND and not self._is_enough(found, nbytes, max_blocks):
-            return self.prepare(spec, stream, max_blocks, pdl=Pdl.NEVER)
-        return found
-
-    def _is_enough(self, prepared: Prepared, nbytes: int, max_blocks: int | None) -> bool:
-        if not self._runtime.shares_gpu or prepared.max_blocks is None:
-            return True
-        layout = prepared.scratch.layout
-        wanted = _grid(prepared.spec, max(nbytes, 1), layout, self._least(max_blocks))
-        return wanted.blocks <= prepared.max_blocks
+        if self._runtime.is_synchronous or wanted is False:
+            return Pdl.NEVER
+        if wanted:
+            return Pdl.ALWAYS
+        pays = self._runtime.why_no_pdl() is None and not self._runtime.shares_gpu
+        return Pdl.BEHIND if pays else Pdl.NEVER
 
     def prepare(
         self,
@@ -218,7 +195,7 @@ class KernelSet:
         stream: int,
         max_blocks: int | None = None,
         *,
-        pdl: Pdl = Pdl.NEVER,
+        pdl: bool | None = None,
     ) -> Prepared:
         """Compile a kernel and allocate its scratch. Collective when it is asked for first.
 
@@ -226,9 +203,10 @@ class KernelSet:
             spec: The kernel.
             stream: Where it is to be launched.
             max_blocks: Cap on the blocks, beside those of the configuration and of residency.
-            pdl: When by programmatic dependent launch.
+            pdl: As of `KernelSet.pdl`.
         """
-        key = spec, max_blocks, pdl
+        when = self.pdl(wanted=pdl)
+        key = spec, max_blocks, when
         known = self._prepared.get(key)
         if known is not None:
             return known
@@ -238,9 +216,9 @@ class KernelSet:
             plain = self.prepare(replace(spec, multicast=False), stream, max_blocks, pdl=pdl)
             self._prepared[key] = plain
             return plain
-        kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream, pdl=pdl)
+        kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream, pdl=when)
         most = self.max_blocks(kernel, max_blocks)
-        prepared = Prepared(spec, kernel, self.scratch_for(spec), most, pdl)
+        prepared = Prepared(spec, kernel, self.scratch_for(spec), most, when)
         self._prepared[key] = prepared
         return prepared
 
@@ -268,11 +246,8 @@ class KernelSet:
         """Say what `choose` chooses, and why nothing else."""
         choice = self.choose(nbytes, dtype, op)
         spec, most = choice.spec, self._least(choice.candidate.max_blocks)
-        when, cap = self.pdl(), choice.candidate.max_blocks
-        prepared = self._prepared.get((spec, cap, when))
-        if when is Pdl.BEHIND and prepared and not self._is_enough(prepared, nbytes, cap):
-            when = Pdl.NEVER
-            prepared = self._prepared.get((spec, cap, when))
+        when = self.pdl()
+        prepared = self._prepared.get((spec, choice.candidate.max_blocks, when))
         if prepared is not None:
             spec, most = prepared.spec, prepared.max_blocks
         layout = layout_for(spec, self._config)

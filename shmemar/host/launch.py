@@ -77,6 +77,8 @@ def compile_ptx(
     from shmemar.device.registry import device
     from shmemar.device.words import u32, u64
 
+    if looped and programmatic:
+        raise ShmemarError(f"{spec.name} can't be both looped and launched programmatically.")
     ptx.install()
     body = device(build(spec, layout, looped=looped))
 

@@ -18,6 +18,7 @@ from shmemar.errors import (
     ArgumentError,
     ClosedError,
     CollectiveTimeoutError,
+    ConfigurationError,
     DeviceError,
     MismatchError,
     ShmemarError,
@@ -123,7 +124,7 @@ class Session:
                 two_shot_scratch_nbytes=config.two_shot_scratch_nbytes,
             )
             if config.pdl:
-                self._require_pdl("SHMEMAR_PDL is 1")
+                self._require_pdl(from_environment=True)
             self._kernels = KernelSet(bootstrap, config, self._heap, self._runtime, terms)
             # What the first call is most likely to use, so that a lack of room is said here.
             self._kernels.scratch_for(self._kernels.choose(4, DTYPES["float32"], ReduceOp.SUM).spec)
@@ -256,7 +257,7 @@ class Session:
             self._abandon()
             raise
         self._is_closed = True
-        self._runtime.shut()
+        self._shut()
         self._let_go_of_arrays()
         self._heap.close()
         for scratch in self._all_scratches():
@@ -293,15 +294,24 @@ class Session:
             f"<shmemar.Communicator rank {self.rank} of {self.size}, {self.backend.value}{state}>"
         )
 
-    def _require_pdl(self, what: str) -> None:
+    def _require_pdl(self, *, from_environment: bool = False) -> None:
         """Refuse programmatic dependent launch where it can't be.
 
         Raises:
-            ArgumentError: It can't.
+            ConfigurationError: A variable wants it.
+            ArgumentError: An argument wants it.
         """
         why = self._runtime.why_no_pdl()
-        if why is not None:
-            raise ArgumentError(f"{what}, and {why} for programmatic dependent launch. Leave it.")
+        if why is None:
+            return
+        if from_environment:
+            raise ConfigurationError(
+                f"SHMEMAR_PDL is 1, and {why} for programmatic dependent launch. Unset it, or set "
+                "it to auto or 0."
+            )
+        raise ArgumentError(
+            f"pdl is True, and {why} for programmatic dependent launch. Use 'auto' or False."
+        )
 
     def _look_for_multicast(self) -> bool:
         """Ask whether it can be used, and say so in `describe`. Collective."""
@@ -314,14 +324,13 @@ class Session:
     def _prepare(
         self,
         spec: KernelSpec,
-        nbytes: int,
         stream: int,
         max_blocks: int | None = None,
         *,
         pdl: bool | None = None,
     ) -> Prepared:
         with self._breaks_on_timeout():
-            return self._kernels.prepare_for(spec, nbytes, stream, max_blocks, pdl=pdl)
+            return self._kernels.prepare(spec, stream, max_blocks, pdl=pdl)
 
     def _use(self, terms: Terms) -> None:
         self._kernels.use(terms)
@@ -405,11 +414,16 @@ class Session:
 
     def _abandon(self) -> None:
         self._is_closed = True
-        self._runtime.shut()
+        self._shut()
         self._let_go_of_arrays()
         self._heap.abandon()
         epochs = [scratch.epochs for scratch in self._all_scratches()]
         self._runtime.abandon(*epochs, self._control)
+
+    def _shut(self) -> None:
+        """Let nothing launch that was prepared before."""
+        self._runtime.shut()
+        self._eager.clear()
 
     def _let_go_of_arrays(self) -> None:
         for array in self._symmetric:
@@ -456,7 +470,7 @@ class Session:
 
     def _break(self, failure: CollectiveTimeoutError | DeviceError) -> None:
         self._failure = failure
-        self._runtime.shut()
+        self._shut()
         leave_without_finalize()
 
     def _say_once(self) -> None:

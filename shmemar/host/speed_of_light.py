@@ -159,12 +159,18 @@ def measure_floor(
         progress: Hears ``(done, all, what)`` before each measurement.
 
     Raises:
-        ArgumentError: `rounds` is no positive integer.
+        ArgumentError: `rounds` is no positive integer, or ``SHMEMAR_MAX_BLOCKS`` too low.
         DeviceError: A rank did not answer another one.
         ShmemarError: As of `Communicator.launch`.
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 1 <= rounds <= 1 << 20:
         raise ArgumentError(f"rounds is {rounds!r}; expected 1 to {1 << 20}.")
+    most = comm._config.max_blocks  # noqa: SLF001 - of this package
+    if most is not None and most < _BLOCKS:
+        raise ArgumentError(
+            f"SHMEMAR_MAX_BLOCKS is {most}; expected {_BLOCKS} or more, as many as are tried. "
+            "Unset it."
+        )
     bench = _Bench(comm, rounds)
     pairs = list(combinations(range(comm.size), 2))
     fences = [key for key in _fences() if comm.size > 1 or key[1] != PENDING[2]]

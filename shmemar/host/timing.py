@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -107,10 +108,15 @@ def time_graphs(
     def capture(body: Callable[[int, Any], Any]) -> tuple[Any, tuple[str, ...]]:
         with stream:
             stream.begin_capture()
-            for call in range(repeats):
-                before()
-                body(call, stream)
-            ran = _captured_kernels(stream.ptr)
+            try:
+                for call in range(repeats):
+                    before()
+                    body(call, stream)
+                ran = _captured_kernels(stream.ptr)
+            except BaseException:
+                with suppress(Exception):
+                    stream.end_capture()
+                raise
             return stream.end_capture(), tuple(name for name in ran if name != _AHEAD_NAME)
 
     def alone(*_: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 import shmemar
+from benchmarks.__main__ import _contenders
 from benchmarks.buffers import Buffers, Case, empty_array
-from benchmarks.contenders import Mpi, Opened, Ours, contender_of, ran_only
+from benchmarks.contenders import GRAPHS, Mpi, Opened, Ours, contender_of, ran_only
 from benchmarks.timing import MODES, measure, why_not
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.selector import CANDIDATES, Candidate
@@ -26,8 +28,8 @@ CASE = Case(DTYPES["float32"], ReduceOp.SUM, 256, samples=2, repeats=6)
 class _Planted(Mpi):
     """A contender whose sums are one too large on the last rank, in their last element."""
 
-    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
-        opened = super().open(comm, case)
+    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
+        opened = super().open(comm, case, data)
 
         def call(number: int, stream: Any) -> None:
             opened.call(number, stream)
@@ -45,13 +47,22 @@ def test_wrong_results_of_a_contender_are_caught(comm: shmemar.Communicator, agr
     assert agree(wrong) == [wrong] * comm.size
 
 
+class _Full(Ours):
+    """A contender whose arrays the last rank has no room for; opening it is collective."""
+
+    def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
+        if comm.rank == comm.size - 1:
+            raise MemoryError("there is\n none")
+        return super().make(comm, case)
+
+
 class _Refusing(Mpi):
     """A contender that the last rank can't open."""
 
-    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
+    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
         if comm.rank == comm.size - 1:
-            raise RuntimeError("there is\n none")
-        return super().open(comm, case)
+            raise RuntimeError("it is\n broken")
+        return super().open(comm, case, data)
 
 
 class _Picky(Mpi):
@@ -64,12 +75,15 @@ class _Picky(Mpi):
 def test_a_contender_that_one_rank_lacks_is_a_row_on_all(
     comm: shmemar.Communicator, agree: Any
 ) -> None:
-    refusing, picky, right = measure(comm, "eager", CASE, [_Refusing(), _Picky(), Mpi()])
-    assert refusing.median_us is None
-    assert "RuntimeError: there is none" in refusing.note
+    full, refusing, picky, right = measure(
+        comm, "eager", CASE, [_Full(), _Refusing(), _Picky(), Mpi()]
+    )
+    last = comm.size - 1
+    assert (full.median_us, full.note) == (None, f"rank {last}: MemoryError: there is none")
+    assert (refusing.median_us, refusing.note) == (None, f"rank {last}: RuntimeError: it is broken")
     assert (picky.median_us, picky.note) == (None, "it is not installed")
     assert right.median_us is not None
-    assert agree(picky) == [picky] * comm.size
+    assert agree((full, refusing, picky)) == [(full, refusing, picky)] * comm.size
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=[each.name for each in CANDIDATES])
@@ -134,9 +148,9 @@ def test_kernels_are_known_by_their_names(ran: tuple[str, ...], expected: bool) 
 class _Lying(Ours):
     """Runs one kernel, and says that it is another."""
 
-    def open(self, comm: shmemar.Communicator, case: Case) -> Opened:
-        opened = super().open(comm, case)
-        other = Ours(Candidate(Kernel.TWO_SHOT, Protocol.LL)).open(comm, case)
+    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
+        opened = super().open(comm, case, data)
+        other = Ours(Candidate(Kernel.TWO_SHOT, Protocol.LL)).open(comm, case, data)
         return replace(other, must_run=opened.must_run, kernel=opened.kernel)
 
 
@@ -165,3 +179,13 @@ def test_every_mode_is_measured_on_a_gpu(comm: shmemar.Communicator, backend: st
         rows = measure(comm, mode, CASE, [Ours(pdl=True), Ours(pdl=False), contender_of("mpi")])
         assert all(row.wrong == 0 and np.isfinite(row.median_us or 0) for row in rows)
         assert len(rows) == (3 if mode == "eager" else 2)
+
+
+def test_pdl_is_compared_in_graphs_alone() -> None:
+    arguments = argparse.Namespace(contenders="shmemar", pdl="both", kernels=None, protocols=None)
+    found = _contenders(arguments)
+    assert [(each.name, each.modes) for each in found] == [
+        ("shmemar", ("device", "eager")),
+        ("shmemar-pdl", GRAPHS),
+        ("shmemar-no-pdl", GRAPHS),
+    ]

@@ -401,6 +401,11 @@ def test_a_graph_of_ten_replays_a_thousand_times(comm: shmemar.Communicator, agr
     assert agree(wrong) == [0] * comm.size
 
 
+def by_itself(comm: shmemar.Communicator) -> str:
+    """When `auto` launches programmatically."""
+    return "never" if comm._runtime.shares_gpu else "behind a collective"
+
+
 @pytest.mark.parametrize("pdl", [True, False, "auto"], ids=["pdl", "no-pdl", "auto"])
 def test_a_graph_of_plans_replays_with_inputs_that_change(
     comm: shmemar.Communicator, agree: Any, pytestconfig: pytest.Config, pdl: Any
@@ -412,7 +417,7 @@ def test_a_graph_of_plans_replays_with_inputs_that_change(
     start = np.arange(count, dtype=np.int64)
     x, y, z = (cupy.empty(count, "i8") for _ in range(3))
     plans = comm.plan_allreduce(x, y, pdl=pdl), comm.plan_allreduce(y, z, pdl=pdl)
-    when = {True: "always", False: "never"}.get(pdl, "behind a collective")
+    when = {True: "always", False: "never"}.get(pdl, by_itself(comm))
     assert [plan.pdl for plan in plans] == [when, when]
 
     def body(stream: Any) -> None:
@@ -589,8 +594,9 @@ def test_a_launch_is_programmatic_where_it_pays(comm: shmemar.Communicator, agre
         cupy.multiply(y, 1, out=x)
         capture_with_cupy(body)()
     # From one plan to the next, to the barrier, to the multiplication, to the last plan.
-    assert agree(found["auto"]) == [[True, True, False, False]] * comm.size
-    assert agree(found[True]) == [[True, True, False, True]] * comm.size
+    behind = by_itself(comm) == "behind a collective"
+    assert agree(found["auto"]) == [[behind, behind, False, False]] * comm.size
+    assert agree(found[True]) == [[True, behind, False, True]] * comm.size
     assert agree(found[False]) == [[False, False, False, False]] * comm.size
 
 
@@ -680,7 +686,7 @@ def test_a_call_like_one_before_is_launched_at_once(
 
 
 def test_a_known_call_waits_for_the_stream_that_writes_its_array(
-    comm: shmemar.Communicator, agree: Any
+    comm: shmemar.Communicator, agree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CuPy's current stream writes it 2 ms late, and the call is on another one."""
     import cupy
@@ -692,6 +698,9 @@ def test_a_known_call_waits_for_the_stream_that_writes_its_array(
     )
     own, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     fresh, x, y = (cupy.empty(5000, "f4") for _ in range(3))
+    comm.allreduce(x, out=y, stream=other)
+    launched = []
+    monkeypatch.setattr(comm._runtime, "launch", lambda *_: launched.append(1))
     wrong = 0
     for call in range(10):
         fresh.set(inputs(comm, 5000, call))
@@ -703,6 +712,25 @@ def test_a_known_call_waits_for_the_stream_that_writes_its_array(
             comm.allreduce(x, out=y, stream=other)
         other.synchronize()
         wrong += count_wrong(y.get(), results(comm, 5000, call))
+    assert not launched  # each was launched at once
+    assert agree(wrong) == [0] * comm.size
+
+
+def test_a_new_tensor_belongs_to_the_stream_of_a_known_call(
+    comm: shmemar.Communicator, agree: Any
+) -> None:
+    """Torch gives memory of the current stream to its next user there, in that stream's order."""
+    import torch
+
+    side, wrong = torch.cuda.Stream(), 0
+    for call in range(10):
+        x = torch.from_numpy(inputs(comm, 700, call)).cuda()
+        torch.cuda.synchronize()
+        out = comm.allreduce(x, stream=side)
+        with torch.cuda.stream(side):
+            wrong += count_wrong(out.cpu().numpy(), results(comm, 700, call))
+        later = torch.full((700,), float("nan"), device="cuda")
+        assert later.data_ptr() != out.data_ptr()
     assert agree(wrong) == [0] * comm.size
 
 

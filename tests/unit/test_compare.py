@@ -17,8 +17,9 @@ LATER = RESULTS / "2026-11-30-h200-one-gpu-2-ranks.json"
 BARRIERS = RESULTS / "2026-11-30-h200-one-gpu-2-ranks-barriers.json"
 TUNED = RESULTS / "2026-11-30-h200-four-gpus-tuned.json"
 MACHINE_CODE = RESULTS / "2026-11-30-sm_90-machine-code.json"
+OTHERS = ("tuned", "launches", "machine-code")
 OF_ALLREDUCE = sorted(
-    path for path in RESULTS.glob("*.json") if path != TUNED and "machine-code" not in path.name
+    path for path in RESULTS.glob("*.json") if not any(each in path.name for each in OTHERS)
 )
 
 
@@ -498,3 +499,20 @@ def test_what_a_row_may_lack_is_filled_in(name: str) -> None:
     (found,) = rows_of({"rows": [whole]})
     filled = {"kernel": "", "blocks": None, "note": ""}
     assert getattr(found, name) == filled.get(name, row()[name])
+
+
+def test_noise_may_leave_nothing_of_a_difference() -> None:
+    noisy = timed(0.2, -0.1, 0.5, mode="behind")
+    assert verdicts(of(noisy, noisy)) == ["same"]
+    nothing = timed(-0.1, -0.3, 0.1, mode="early")
+    found = of(nothing, noisy | {"mode": "early"})
+    assert not found.pairs
+    assert "what was ahead took as long" in reasons(found)[0]
+
+
+def test_who_ran_another_kernel_has_no_right_result() -> None:
+    honest = timed(2.0, 1.9, 2.1)
+    lying = timed(1.0, 0.9, 1.1, note="ran another kernel: something")
+    found = of(honest, lying)
+    assert verdicts(found) == ["wrong"]
+    assert found.regressed

@@ -148,7 +148,7 @@ def test_a_call_of_arrays_that_agree_is_found_with_its_own_addresses() -> None:
         (CupyArray(X), "out", "sum"),
         ("x", CupyArray(OUT), "sum"),
     ],
-    ids=str,
+    ids=range(13),
 )
 def test_another_call_goes_the_long_way(x: Any, out: Any, op: Any) -> None:
     calls = knowing(CupyArray(X), CupyArray(OUT))
@@ -165,7 +165,9 @@ def test_an_array_that_is_not_contiguous_goes_the_long_way() -> None:
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(
-    "x", [Tensor(X, requires_grad=True), Tensor(X, lazy=True), Tensor(X, gpu=-1)], ids=str
+    "x",
+    [Tensor(X, requires_grad=True), Tensor(X, lazy=True), Tensor(X, gpu=-1)],
+    ids=["gradient", "lazy", "host"],
 )
 def test_a_tensor_that_is_refused_goes_the_long_way(x: Tensor) -> None:
     calls = knowing(Tensor(X), Tensor(OUT))
@@ -195,6 +197,12 @@ def test_a_result_is_made_on_the_current_stream_alone(libraries: Libraries) -> N
     assert calls.find(CupyArray(X), None, "sum", libraries.current) is not None
     assert calls.find(CupyArray(X), None, "sum", 99) is None
     assert len(libraries.made) == 2
+    assert calls.find(CupyArray(X, 9), None, "sum", None) is None
+    assert len(libraries.made) == 2  # of an input that is not known none is made
+    tensors = knowing(Tensor(X), Tensor(OUT))
+    assert tensors.find(Tensor(X), None, "sum", None) is not None
+    assert tensors.find(Tensor(X), None, "sum", 30) is not None
+    assert tensors.find(Tensor(X), None, "sum", 99) is None
 
 
 def test_a_cupy_array_is_waited_for_and_a_tensor_is_not(libraries: Libraries) -> None:
@@ -219,8 +227,12 @@ def test_a_stream_that_is_none_goes_the_long_way() -> None:
 @pytest.mark.usefixtures("libraries")
 def test_what_is_chosen_otherwise_is_forgotten() -> None:
     calls = knowing(CupyArray(X), CupyArray(OUT))
+    stream = SimpleNamespace(ptr=7)
+    assert calls.find(CupyArray(X), CupyArray(OUT), "sum", stream) is not None
     calls.clear()
     assert calls.find(CupyArray(X), CupyArray(OUT), "sum", None) is None
+    assert calls.find(CupyArray(X), None, "sum", None) is None
+    assert calls._stream is None
 
 
 @pytest.mark.usefixtures("libraries")

@@ -361,7 +361,7 @@ def test_the_multicast_address_is_passed_behind_the_others() -> None:
 
 def test_a_region_without_the_address_is_used_by_the_ordinary_kernel() -> None:
     comm, made = communicator(windows=(0,))
-    prepared = comm._prepare(comm._kernels.choose(4, FLOAT, SUM).spec, 4, 0)
+    prepared = comm._prepare(comm._kernels.choose(4, FLOAT, SUM).spec, 0)
     assert not prepared.spec.multicast
     assert made.compiled == ["one_shot_ll_float32_sum_2"]
     assert prepared.scratch is comm._kernels.scratch_for(prepared.spec)

@@ -18,30 +18,28 @@ from shmemar.host.selector import Terms
 from shmemar.spec import Kernel, KernelSpec, Pdl, Protocol
 
 SPEC = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 2)
-BLOCK_NBYTES = 128 * 8
-"""What a block of LL packets takes in one pass."""
 
 
 class Runtime:
-    """Compiles to the caps of a GPU that holds 40 blocks, which two ranks may share."""
+    """Says where it can be, and writes down what is compiled."""
 
-    def __init__(self, *, shares_gpu: bool, why_no_pdl: str | None = None) -> None:
+    def __init__(
+        self, *, shares_gpu: bool = False, why: str | None = None, emulated: bool = False
+    ) -> None:
         self.shares_gpu = shares_gpu
-        self.why = why_no_pdl
+        self.is_synchronous = emulated
+        self.why = why
         self.compiled: list[Pdl] = []
 
     def why_no_pdl(self) -> str | None:
         return self.why
 
     def refuse_capture(self, *_: Any) -> None:
-        pass
+        """Nothing is captured."""
 
     def compile(self, spec: Any, layout: Any, stream: int, *, pdl: Pdl) -> Any:
         self.compiled.append(pdl)
-        most = 40
-        if self.shares_gpu:
-            most //= 2 if pdl is Pdl.NEVER else 4
-        return SimpleNamespace(max_blocks=most)
+        return SimpleNamespace(max_blocks=40)
 
 
 def kernels(
@@ -57,31 +55,24 @@ def kernels(
 
 
 @pytest.mark.parametrize(
-    ("nblocks", "shares_gpu", "expected"),
+    ("runtime", "expected"),
     [
-        (1, False, Pdl.BEHIND),
-        (1000, False, Pdl.BEHIND),
-        (1, True, Pdl.BEHIND),
-        (10, True, Pdl.BEHIND),
-        (11, True, Pdl.NEVER),
-        (1000, True, Pdl.NEVER),
+        (Runtime(), Pdl.BEHIND),
+        (Runtime(shares_gpu=True), Pdl.NEVER),
+        (Runtime(why="it is old"), Pdl.NEVER),
+        (Runtime(emulated=True), Pdl.NEVER),
     ],
+    ids=["own GPU", "shared GPU", "old GPU", "emulated"],
 )
-def test_a_shared_gpu_has_it_where_half_of_the_blocks_are_enough(
-    monkeypatch: pytest.MonkeyPatch, nblocks: int, shares_gpu: bool, expected: Pdl
+def test_a_gpu_of_their_own_has_it_behind_collectives(
+    monkeypatch: pytest.MonkeyPatch, runtime: Runtime, expected: Pdl
 ) -> None:
-    made = kernels(monkeypatch, Runtime(shares_gpu=shares_gpu))
-    nbytes = nblocks * BLOCK_NBYTES
-    prepared = made.prepare_for(SPEC, nbytes, 0)
+    made = kernels(monkeypatch, runtime)
+    prepared = made.prepare(SPEC, 0)
     assert prepared.pdl is expected
-    most = 40 if not shares_gpu else 10 if expected is Pdl.BEHIND else 20
-    assert prepared.grid(nbytes).blocks == min(nblocks, most)
-    assert made.prepare_for(SPEC, nbytes, 0) is prepared
-
-
-def test_no_bytes_are_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = kernels(monkeypatch, Runtime(shares_gpu=True))
-    assert made.prepare_for(SPEC, 0, 0).pdl is Pdl.BEHIND
+    assert made.prepare(SPEC, 0) is prepared
+    assert runtime.compiled == [expected]
+    assert made.explain(64, SPEC.dtype, SPEC.op).pdl == expected.value
 
 
 @pytest.mark.parametrize("shares_gpu", [False, True])
@@ -91,17 +82,17 @@ def test_what_is_asked_for_is_done(
 ) -> None:
     runtime = Runtime(shares_gpu=shares_gpu)
     made = kernels(monkeypatch, runtime)
-    assert made.prepare_for(SPEC, 1 << 20, 0, pdl=wanted).pdl is expected
+    assert made.prepare(SPEC, 0, pdl=wanted).pdl is expected
     pinned = kernels(monkeypatch, runtime, Config(pdl=wanted))
-    assert pinned.prepare_for(SPEC, 1 << 20, 0).pdl is expected
+    assert pinned.prepare(SPEC, 0).pdl is expected
     assert runtime.compiled == [expected, expected]
-    other = pinned.prepare_for(SPEC, 4, 0, pdl=not wanted)
+    other = pinned.prepare(SPEC, 0, pdl=not wanted)
     assert other.pdl is not expected  # an argument goes first
 
 
-def test_an_older_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = kernels(monkeypatch, Runtime(shares_gpu=False, why_no_pdl="it is old"))
-    assert made.prepare_for(SPEC, 4, 0).pdl is Pdl.NEVER
+def test_emulated_ranks_have_no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = kernels(monkeypatch, Runtime(emulated=True))
+    assert made.prepare(SPEC, 0, pdl=True).pdl is Pdl.NEVER
 
 
 def test_a_gpu_that_is_too_old_is_named() -> None:

@@ -17,7 +17,7 @@ LATER = RESULTS / "2026-11-30-h200-one-gpu-2-ranks.json"
 BARRIERS = RESULTS / "2026-11-30-h200-one-gpu-2-ranks-barriers.json"
 TUNED = RESULTS / "2026-11-30-h200-four-gpus-tuned.json"
 MACHINE_CODE = RESULTS / "2026-11-30-sm_90-machine-code.json"
-OTHERS = ("tuned", "launches", "machine-code")
+OTHERS = ("tuned", "launches", "machine-code", "floor")
 OF_ALLREDUCE = sorted(
     path for path in RESULTS.glob("*.json") if not any(each in path.name for each in OTHERS)
 )

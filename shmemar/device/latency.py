@@ -40,11 +40,17 @@ __all__ = [
     "store_kernel",
 ]
 
+
+def _name_of(fence: Callable[[], None]) -> str:
+    """Its instruction, which the primitive is named after."""
+    kind, _, scope = fence.__name__.removeprefix("fence_").rpartition("_")
+    return f"fence.{kind}.{scope}"
+
+
 FENCES = MappingProxyType(
     {
         "__threadfence()": fence_sc_gpu,
-        "fence.acq_rel.gpu": fence_acq_rel_gpu,
-        "fence.acq_rel.sys": fence_acq_rel_sys,
+        **{_name_of(each): each for each in (fence_acq_rel_gpu, fence_acq_rel_sys)},
     }
 )
 """Fences by name; the first is ``fence.sc.gpu``."""

@@ -25,7 +25,10 @@ from shmemar.layout import BLOCK_THREADS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["install"]
+__all__ = ["TRIGGER", "install"]
+
+TRIGGER = "griddepcontrol.launch_dependents;"
+"""Lets the next programmatic launch start."""
 
 _TYPES = {
     "r": (U32, ir.IntType(32)),
@@ -259,7 +262,7 @@ def _lower_arrays(compiler: Compiler) -> None:
 
 def _lower_launches(compiler: Compiler) -> None:
     wait = _ptx(compiler, "griddepcontrol.wait;")
-    launch_dependents = _ptx(compiler, "griddepcontrol.launch_dependents;")
+    launch_dependents = _ptx(compiler, TRIGGER)
     compiler.lower(programmatic.wait_for_launch)(lambda: lambda: wait())
     compiler.lower(programmatic.trigger)(lambda: lambda: launch_dependents())
 

@@ -163,7 +163,9 @@ def _kernel_ahead(kind: str) -> Callable[[], None]:
     """Launch a kernel of 3 us on the current stream."""
     import cupy
 
-    trigger = 'asm volatile("griddepcontrol.launch_dependents;");' if AHEAD[kind] else ""
+    from shmemar.device.ptx import TRIGGER
+
+    trigger = f'asm volatile("{TRIGGER}");' if AHEAD[kind] else ""
     kernel = cupy.RawKernel(
         f'extern "C" __global__ void {_AHEAD_NAME}(long long cycles) {{ {trigger}'
         " long long end = clock64() + cycles; while (clock64() < end) {} }",

@@ -41,7 +41,7 @@ from shmemar.host.litmus import (
     total_of,
     why_no_lines,
 )
-from shmemar.spec import Backend, Determinism, Kernel
+from shmemar.spec import Backend, Determinism, Kernel, Pdl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -644,7 +644,8 @@ def test_a_description_has_the_verdict_once_it_is_known() -> None:
     comm.size, comm.backend, comm.lines, comm.multicast = 2, Backend.NVSHMEM, "", ""
     comm._is_closed = True
     comm._runtime = SimpleNamespace(describe=dict)
-    comm._kernels = SimpleNamespace(terms=SimpleNamespace(table=default_table(2, shares_gpu=True)))
+    terms = SimpleNamespace(table=default_table(2, shares_gpu=True))
+    comm._kernels = SimpleNamespace(terms=terms, pdl=lambda: Pdl.NEVER)
     assert "LL128 lines" not in comm.describe()
     comm.lines = "passed"
     assert comm.describe()["LL128 lines"] == "passed"

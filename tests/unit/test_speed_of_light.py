@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from shmemar.device import latency
 from shmemar.host.speed_of_light import Floor, Pair, render
 
 FENCES = {
@@ -63,3 +64,7 @@ def test_a_file_holds_what_is_measured_and_what_follows() -> None:
     assert document["pairs_l_sol_us"] == {"0-1": pytest.approx(0.84)}
     assert document["pairs"][0]["slowest_ns"] == 1600
     assert sorted(document["model_us"]) == ["16", "32", "64"]
+
+
+def test_fences_are_known_by_their_instructions() -> None:
+    assert list(latency.FENCES) == ["__threadfence()", "fence.acq_rel.gpu", "fence.acq_rel.sys"]

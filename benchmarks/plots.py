@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.compare import rows_of
 from shmemar.errors import ArgumentError
-from shmemar.host.plotting import DASHES, MARKERS, require_matplotlib, set_axes, size_text
+from shmemar.host.plotting import line_style, require_matplotlib, set_axes, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,14 +111,9 @@ def _draw_line(axes: Any, number: int, label: str, points: Sequence[Row]) -> Non
         medians_us,
         yerr=(below_us, above_us),
         label=label,
-        marker=MARKERS[number % len(MARKERS)],
-        linestyle=DASHES[number % len(DASHES)],
-        color="black" if number % 2 else "dimgray",
-        markerfacecolor="white",
-        linewidth=0.9,
+        **line_style(number),
         elinewidth=0.5,
         capsize=1.5,
-        markersize=4,
     )
 
 

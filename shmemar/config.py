@@ -57,7 +57,8 @@ class Config:
         multicast: ``SHMEMAR_MULTICAST``: use NVLink multicast in kernels that have such a form,
             where the machine has it and ``NVSHMEM_DISABLE_NVLS`` is not set.
         pdl: ``SHMEMAR_PDL``: 1 for programmatic dependent launch, 0 for none; by default, or with
-            ``auto``, in CUDA graphs right behind another collective.
+            ``auto``, in CUDA graphs right behind another collective, where every rank has a GPU of
+            its own.
         max_blocks: ``SHMEMAR_MAX_BLOCKS``: cap on the blocks of a launch.
         scratch_nbytes: ``SHMEMAR_SCRATCH_NBYTES``: symmetric scratch per rank in bytes.
         two_shot_scratch_nbytes: ``SHMEMAR_TWO_SHOT_SCRATCH_NBYTES``: the same of two-shot kernels,

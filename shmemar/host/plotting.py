@@ -13,17 +13,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "DASHES",
-    "MARKERS",
     "draw",
+    "line_style",
     "read_table",
     "require_matplotlib",
     "set_axes",
     "size_text",
 ]
 
-MARKERS = "osv^D<>Pd"
-DASHES = ("-", "--", ":", "-.")
+_MARKERS = "osv^D<>Pd"
+_DASHES = ("-", "--", ":", "-.")
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -84,12 +83,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
                 list(points),
                 list(points.values()),
                 label=name,
-                marker=MARKERS[number % len(MARKERS)],
-                linestyle=DASHES[number % len(DASHES)],
-                color="black" if number % 2 else "dimgray",
-                markerfacecolor="white",
-                linewidth=0.9,
-                markersize=4,
+                **line_style(number),
             )
         sizes = sorted({row["nbytes"] for row in document["rows"]})
         fastest = [min(points[n] for points in best.values() if n in points) for n in sizes]
@@ -111,6 +105,18 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
             figure.savefig(path)
         except (OSError, ValueError) as error:
             raise ArgumentError(f"the plot could not be written to {path}: {error}") from error
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """What tells line `number` from the others in black and white, as matplotlib takes it."""
+    return {
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "linestyle": _DASHES[number % len(_DASHES)],
+        "color": "black" if number % 2 else "dimgray",
+        "markerfacecolor": "white",
+        "linewidth": 0.9,
+        "markersize": 4,
+    }
 
 
 def set_axes(axes: Any, sizes: Sequence[int]) -> None:

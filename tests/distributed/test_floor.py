@@ -57,6 +57,18 @@ def test_rounds_that_are_none_are_refused(comm: shmemar.Communicator, rounds: An
         measure_floor(comm, rounds=rounds)
 
 
+def test_a_grid_of_fewer_blocks_than_are_tried_is_refused(
+    world: MPI.Intracomm, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHMEMAR_MAX_BLOCKS", "15")
+    told = "SHMEMAR_MAX_BLOCKS is 15; expected 16"
+    with (
+        shmemar.init(world, backend=backend) as comm,
+        pytest.raises(shmemar.ArgumentError, match=told),
+    ):
+        measure_floor(comm, rounds=10)
+
+
 def test_a_barrier_is_timed_in_graphs_alone(comm: shmemar.Communicator, backend: str) -> None:
     found = time_barrier(comm, samples=3, repeats=5)
     if backend == "emulated":

@@ -12,6 +12,7 @@ from numba import cuda, types
 from shmemar.config import Config
 from shmemar.device import memory, ptx
 from shmemar.dtypes import DTYPES, ReduceOp, supported_ops
+from shmemar.errors import ShmemarError
 from shmemar.host.launch import compile_ptx
 from shmemar.host.scratch import layout_for
 from shmemar.layout import DEFAULT_SCRATCH_NBYTES, LLLayout, packet_count
@@ -218,6 +219,19 @@ def test_a_programmatic_kernel_waits_before_it_touches_memory_and_triggers_behin
     plain = compile_ptx(spec, layout_for(spec, Config()), rank=1, compute_capability=(9, 0))
     assert "griddepcontrol" not in plain
     assert assembly.registers <= assemble(plain).registers + 2
+
+
+def test_a_kernel_is_not_looped_and_launched_programmatically() -> None:
+    spec = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, FLOAT, SUM, 2)
+    with pytest.raises(ShmemarError, match="can't be both looped and launched programmatically"):
+        compile_ptx(
+            spec,
+            layout_for(spec, Config()),
+            rank=0,
+            compute_capability=(9, 0),
+            looped=True,
+            programmatic=True,
+        )
 
 
 def test_no_fence_is_on_the_way_of_a_packet() -> None:

@@ -9,12 +9,14 @@ import pytest
 
 from shmemar.config import Config
 from shmemar.dtypes import DTYPES, ReduceOp
+from shmemar.errors import ArgumentError, ConfigurationError
 from shmemar.host.default_tables import default_table
 from shmemar.host.kernel_set import KernelSet
 from shmemar.host.launch import Capture, StreamOrder
 from shmemar.host.runtime import NvshmemRuntime
 from shmemar.host.scratch import layout_for
 from shmemar.host.selector import Terms
+from shmemar.host.session import Session
 from shmemar.spec import Kernel, KernelSpec, Pdl, Protocol
 
 SPEC = KernelSpec(Kernel.ONE_SHOT, Protocol.LL, DTYPES["float32"], ReduceOp.SUM, 2)
@@ -103,6 +105,26 @@ def test_a_gpu_that_is_too_old_is_named() -> None:
     assert "sm_80; expected sm_90" in why
     made._oldest = 90
     assert made.why_no_pdl() is None
+
+
+@pytest.mark.parametrize(
+    ("from_environment", "kind", "expected"),
+    [
+        (True, ConfigurationError, "SHMEMAR_PDL is 1, and it is old for .* Unset it, or set it to"),
+        (False, ArgumentError, "pdl is True, and it is old for .* Use 'auto' or False"),
+    ],
+    ids=["variable", "argument"],
+)
+def test_what_cannot_be_launched_so_is_refused_with_the_remedy(
+    from_environment: bool, kind: type[Exception], expected: str
+) -> None:
+    session: Any = Session.__new__(Session)
+    session._is_closed = True
+    session._runtime = Runtime(why="it is old")
+    with pytest.raises(kind, match=expected):
+        session._require_pdl(from_environment=from_environment)
+    session._runtime = Runtime()
+    session._require_pdl(from_environment=from_environment)
 
 
 # Right behind one that triggers

@@ -219,6 +219,9 @@ def _contenders(arguments: argparse.Namespace) -> list[Contender]:
                     and protocol in (None, each.protocol.value)
                 ]
             for candidate in candidates:
+                if candidate is not None and not candidate.kernel.has_code:
+                    found.append(Ours(candidate, modes=(*GRAPHS, "eager")))
+                    continue
                 if pdls == ["auto"]:
                     found.append(Ours(candidate))
                     continue
@@ -454,7 +457,7 @@ def _machine_code(arguments: argparse.Namespace) -> int:
     pairs = _pairs(arguments.kernels, arguments.protocols)
     for (kernel, protocol), nranks in product(pairs, ranks):
         wanted = Kernel(kernel), Protocol(protocol), dtype, op, nranks
-        if why_impossible(*wanted):
+        if why_impossible(*wanted) or not wanted[0].has_code:
             continue
         spec = KernelSpec(*wanted)
         for looped in (False, True):

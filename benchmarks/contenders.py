@@ -22,6 +22,7 @@ from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError, M
 from shmemar.host.kernel_set import name_of
 from shmemar.host.litmus import lines_verdict
 from shmemar.host.selector import Band, Candidate, Table
+from shmemar.host.stock import NVSHMEM_TYPES
 from shmemar.host.timing import NO_KERNEL
 from shmemar.spec import Backend, Kernel
 
@@ -177,21 +178,13 @@ class Ours:
 
         symbol = prepared.spec.symbol
         kernel, pdl = name_of(prepared.spec), plans[0].pdl
+        if not prepared.spec.kernel.has_code:
+            return Opened(call, data, kernel, partial(ran_only, _STOCK_KERNELS))
         return Opened(call, data, kernel, lambda ran: ran == (symbol,), prepared, pdl)
 
 
-_NVSHMEM_TYPES = {
-    "float16": "half",
-    "bfloat16": "bfloat16",
-    "float32": "float",
-    "float64": "double",
-    "int8": "int8",
-    "int32": "int32",
-    "int64": "int64",
-    "uint8": "uint8",
-    "uint32": "uint32",
-    "uint64": "uint64",
-}
+_STOCK_KERNELS = ("rdxn_on_stream", "ncclDevKernel")
+"""What is in the names of NVSHMEM's kernels: its own, and NCCL's."""
 
 
 @dataclass
@@ -208,7 +201,7 @@ class Nvshmem:
         """Where there is no NVSHMEM, or it has no such reduction."""
         if comm.backend is Backend.EMULATED:
             return "the emulated backend has no NVSHMEM"
-        if case.dtype.name not in _NVSHMEM_TYPES or case.op is ReduceOp.AVG:
+        if case.dtype.name not in NVSHMEM_TYPES or case.op is ReduceOp.AVG:
             return f"it has no {case.op.value} of {case.dtype.name}"
         runtime: Any = comm._runtime
         if comm.size != runtime._job.size:
@@ -227,7 +220,7 @@ class Nvshmem:
 
         reduce = getattr(
             nvshmem.bindings,
-            f"{_NVSHMEM_TYPES[case.dtype.name]}_{case.op.value}_reduce_on_stream",
+            f"{NVSHMEM_TYPES[case.dtype.name]}_{case.op.value}_reduce_on_stream",
         )
         data = Buffers(comm, case, partial(self._array, comm))
 
@@ -235,7 +228,7 @@ class Nvshmem:
             source, destination = data.source(number), data.destination(number)
             reduce(TEAM_WORLD, destination.data.ptr, source.data.ptr, case.count, stream.ptr)
 
-        is_its_own = partial(ran_only, ("rdxn_on_stream", "ncclDevKernel"))
+        is_its_own = partial(ran_only, _STOCK_KERNELS)
         return Opened(call, data, self._how(), is_its_own)
 
     @staticmethod

@@ -118,7 +118,8 @@ def _add_check(commands: Any) -> None:
             "python -m shmemar check --kernel one_shot --protocol ll --ranks 2 --seed 7"
         ),
     )
-    check.add_argument("--kernel", choices=[kernel.value for kernel in Kernel], help="default: all")
+    checkable = [kernel.value for kernel in Kernel if kernel.has_code]
+    check.add_argument("--kernel", choices=checkable, help="default: all")
     check.add_argument(
         "--protocol", choices=[protocol.value for protocol in Protocol], help="default: all"
     )

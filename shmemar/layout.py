@@ -52,6 +52,7 @@ __all__ = [
     "BarrierLayout",
     "Grid",
     "LLLayout",
+    "StagingLayout",
     "accumulator_offset",
     "barrier_grid",
     "failure_offset",
@@ -318,7 +319,22 @@ class BarrierLayout:
         )
 
 
-AnyLayout: TypeAlias = LLLayout | BarrierLayout
+@dataclass(frozen=True)
+class StagingLayout:
+    """Symmetric memory in which the stock collective reduces a part of a message in place.
+
+    Attributes:
+        nbytes: Bytes of the region on each rank.
+    """
+
+    nbytes: int
+
+    zeroed_nbytes = 0
+    epochs_nbytes = WORD_NBYTES
+    """A word that nothing reads: nothing is counted here."""
+
+
+AnyLayout: TypeAlias = LLLayout | BarrierLayout | StagingLayout
 """Of any kernel's scratch."""
 
 

@@ -58,7 +58,7 @@ class Determinism(Enum):
     depend on the size of the message, nor on the kernel that serves it: every kernel combines in
     rank order and rounds alike, and those with sentinel packets, which send one NaN in the place of
     another, are left out. ``not_guaranteed``: kernels whose order of summation varies are admitted
-    too. Ranks always agree bit for bit.
+    too. Ranks always agree bit for bit, unless the stock collective is pinned.
     """
 
     RUN_TO_RUN = "run_to_run"
@@ -87,11 +87,17 @@ class Kernel(Enum):
     BARRIER_ONE_SHOT = "barrier_one_shot"
     BARRIER_TWO_SHOT = "barrier_two_shot"
     BARRIER = "barrier"
+    STOCK = "stock"
 
     @property
     def reduces(self) -> bool:
         """True of those that all-reduce, which are the ones to be pinned."""
         return self not in (Kernel.BROADCAST, Kernel.BARRIER)
+
+    @property
+    def has_code(self) -> bool:
+        """False of the stock collective: NVSHMEM's own, or MPI's where ranks are emulated."""
+        return self is not Kernel.STOCK
 
     @property
     def is_two_shot(self) -> bool:
@@ -110,6 +116,8 @@ class Kernel(Enum):
             return (Protocol.LL,)
         if self is Kernel.BARRIER:
             return (Protocol.PUSH,)
+        if self is Kernel.STOCK:
+            return (Protocol.STREAM,)
         if self is Kernel.BARRIER_ONE_SHOT:
             return Protocol.PULL, Protocol.PUSH
         if self is Kernel.BARRIER_TWO_SHOT:
@@ -125,21 +133,23 @@ class Kernel(Enum):
 
     @property
     def is_deterministic(self) -> bool:
-        """True of those that give the same bits from run to run."""
-        return self is not Kernel.LL128_ATOMIC
+        """True of those that give the same bits from run to run, or promise to."""
+        return self not in (Kernel.LL128_ATOMIC, Kernel.STOCK)
 
 
 class Protocol(Enum):
     """How data gets to a reader who knows that it has arrived, as ``SHMEMAR_PROTOCOL`` names it.
 
     ``ll`` and ``sentinel`` are packets that say so themselves. Between barriers a reader loads data
-    from its peers (``pull``), or they store it to the reader (``push``).
+    from its peers (``pull``), or they store it to the reader (``push``). The stock collective is
+    enqueued on a ``stream``, and how it works is its own affair.
     """
 
     LL = "ll"
     SENTINEL = "sentinel"
     PULL = "pull"
     PUSH = "push"
+    STREAM = "stream"
 
 
 PACKET_PROTOCOLS = (Protocol.LL, Protocol.SENTINEL)
@@ -200,6 +210,8 @@ class KernelSpec:
             self._require_multicast_form()
         if self.kernel is Kernel.LL128_ATOMIC:
             self._require_atomic_additions()
+        if self.kernel is Kernel.STOCK:
+            self._require_stock_reduction()
         if self.protocol is Protocol.SENTINEL and self.dtype.is_integer:
             raise ArgumentError(
                 f"protocol is sentinel, and dtype {self.dtype.name}, in which every value may be "
@@ -215,6 +227,8 @@ class KernelSpec:
             why = "which moves every bit as it is"
         elif self.kernel is Kernel.LL128_ATOMIC:
             why = "whose sums are floats"
+        elif self.kernel is Kernel.STOCK:
+            why = "which is not ours to choose the protocol of"
         expected = " or ".join(each.value for each in self.kernel.protocols)
         others = [each.value for each in Kernel if each.reduces and self.protocol in each.protocols]
         return (
@@ -240,6 +254,23 @@ class KernelSpec:
                 f"nranks is {self.nranks}, and kernel ll128_atomic, where each rank adds a power "
                 f"of two of its own to a {self.dtype.name}; expected at most "
                 f"{_MARK_BITS[self.dtype.name]}. {instead}"
+            )
+
+    def _require_stock_reduction(self) -> None:
+        """Refuse what it has not, or where it would not give what `allreduce` promises."""
+        instead = "Use kernel barrier_two_shot (SHMEMAR_KERNEL)."
+        is_wide_float = self.dtype.name in ("float32", "float64")
+        if not self.dtype.is_integer and not is_wide_float:
+            raise ArgumentError(
+                f"dtype is {self.dtype.name}, and kernel stock, which rounds 16-bit floats at "
+                "every addition and has no complex numbers; expected float32, float64 or an "
+                f"integer. {instead}"
+            )
+        if self.op is ReduceOp.AVG or (is_wide_float and self.op.value in ("min", "max")):
+            raise ArgumentError(
+                f"op is {self.op.value!r}, and kernel stock, which has no avg, and does not say "
+                "what min and max make of NaN and -0; expected sum or prod, or min or max of "
+                f"integers. {instead}"
             )
 
     def _require_multicast_form(self) -> None:

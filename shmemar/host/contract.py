@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from shmemar.device.kernels import AnyArguments, KernelArguments
     from shmemar.host.interop import Operand
+    from shmemar.host.stock import StockArguments
     from shmemar.host.symmetric import SymmetricArray
     from shmemar.layout import AnyLayout, Grid
     from shmemar.spec import Backend
@@ -133,6 +134,8 @@ class Runtime(Protocol):
     ) -> CompiledKernel:
         """Compile and load a kernel for use on `stream`, unless that was done before.
 
+        Of the stock collective, which has no code here, find what runs it.
+
         Collective: no rank returns before all have loaded it.
 
         Args:
@@ -143,14 +146,19 @@ class Runtime(Protocol):
                 have half of the blocks.
         """
 
-    def launch(self, kernel: Any, grid: Grid, arguments: AnyArguments, stream: int) -> None:
+    def launch(
+        self, kernel: Any, grid: Grid, arguments: AnyArguments | StockArguments, stream: int
+    ) -> None:
         """Enqueue a kernel on `stream`.
 
         Raises:
             DeviceError: It could not be enqueued.
+            CollectiveTimeoutError: The stock collective of emulated ranks missed its deadline.
         """
 
-    def bind(self, kernel: Any, grid: Grid, arguments: KernelArguments) -> BoundLaunch | None:
+    def bind(
+        self, kernel: Any, grid: Grid, arguments: KernelArguments | StockArguments
+    ) -> BoundLaunch | None:
         """Prepare a launch that will be made many times; None where nothing is gained by it."""
 
     def shut(self) -> None:
@@ -180,6 +188,20 @@ class Runtime(Protocol):
             memory: What `allocate_symmetric` of the same runtime returned.
             shape: Extents.
             dtype: Element type.
+        """
+
+    def try_stock(self, kernel: Any, staging: Memory) -> None:
+        """Make a first call of the stock collective, so that it can be captured. Collective.
+
+        Args:
+            kernel: What `compile` returned for it.
+            staging: Its memory.
+        """
+
+    def why_no_stock(self) -> str | None:
+        """Say why there is no stock collective of these ranks; None where there is one.
+
+        The same on all ranks.
         """
 
     def why_no_multicast(self) -> str | None:

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmemar.errors import BackendUnavailableError, DeviceError
+from shmemar.errors import BackendUnavailableError, CollectiveTimeoutError, DeviceError
 from shmemar.host.contract import Control
 from shmemar.host.cpu_code import generate, load
 from shmemar.host.interop import host_operand, no_stream
 from shmemar.host.multicast import MulticastFacts, why_no_multicast
 from shmemar.host.shared_memory import SharedMemory
+from shmemar.host.stock import reduce_views
 from shmemar.host.symmetric import HostSymmetricArray, SymmetricArray
 from shmemar.host.user_kernels import compiled
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
-from shmemar.spec import Backend, Pdl
+from shmemar.spec import Backend, KernelSpec, Pdl
 from shmemar.user_spec import UserKernelSpec
 
 if TYPE_CHECKING:
@@ -131,7 +132,9 @@ class EmulatedRuntime:
         key = spec, layout
         if key not in self._kernels:
             doing, deadline_s = f"compile {spec.name}", self._compile_timeout_s
-            if isinstance(spec, UserKernelSpec):
+            if isinstance(spec, KernelSpec) and not spec.kernel.has_code:
+                run = reduce_views(spec, self._bootstrap.allreduce_host)
+            elif isinstance(spec, UserKernelSpec):
                 run = self._bootstrap.together(lambda: _compile(spec), doing, deadline_s)
             else:
                 code = self._bootstrap.from_first(lambda: generate(spec, layout), doing, deadline_s)
@@ -143,6 +146,8 @@ class EmulatedRuntime:
         """Run the kernel to its end."""
         try:
             kernel.run(arguments, self._bootstrap.rank, grid.nthreads, grid.block_threads)
+        except CollectiveTimeoutError:
+            raise
         except Exception as error:
             # Of a user's kernel, in the middle of an exchange: its epochs are lost.
             raise DeviceError(f"the kernel raised {type(error).__name__}: {error}.") from error
@@ -179,6 +184,13 @@ class EmulatedRuntime:
     ) -> SymmetricArray:
         """Make one that is a numpy array."""
         return HostSymmetricArray(memory, shape, dtype, self._bootstrap.rank)
+
+    def try_stock(self, kernel: Any, staging: Memory) -> None:
+        """Nothing is loaded at its first call."""
+
+    def why_no_stock(self) -> str | None:
+        """There is MPI's."""
+        return None
 
     def why_no_multicast(self) -> str | None:
         """Say that it is for GPUs."""

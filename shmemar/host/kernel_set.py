@@ -12,6 +12,7 @@ from shmemar.layout import (
     MAX_LAUNCH_PACKETS,
     BarrierLayout,
     Grid,
+    StagingLayout,
     barrier_grid,
     grid_for,
     packet_count,
@@ -61,7 +62,7 @@ class Prepared:
 
     def parts(self, source: Operand, destination: Operand) -> Iterator[tuple[Operand, Operand]]:
         """Cut a message into what one launch takes."""
-        longest = MAX_LAUNCH_PACKETS * self.spec.payload_nbytes // source.dtype.itemsize
+        longest = _longest(self.spec, self.scratch.layout) // source.dtype.itemsize
         for start in range(0, source.count, longest):
             yield source.part(start, longest), destination.part(start, longest)
 
@@ -78,7 +79,7 @@ class Explanation:
         kernel: Kernel and protocol, such as ``one_shot/ll``, with ``/multicast`` in that form.
         why: Why this one.
         blocks: Blocks of its launch. Before the kernel was compiled as many as its scratch allows;
-            fewer may be resident.
+            fewer may be resident. 0 of the stock collective, which has a grid of its own.
         is_compiled: Whether it was.
         block_threads: Threads a block.
         pdl: When by programmatic dependent launch: ``never``, ``behind a collective``, ``always``.
@@ -111,11 +112,12 @@ class Explanation:
         """A few lines."""
         passes = f"{self.passes} pass{'es' * (self.passes > 1)}"
         blocks = f"{self.blocks}" if self.is_compiled else f"at most {self.blocks}"
+        grid = f"{blocks} blocks of {self.block_threads} threads, {passes}"
         return "\n".join(
             [
                 f"{self.kernel} for {self.nbytes} bytes of {self.dtype}, {self.op}, {self._ranks}",
                 f"  why: {self.why}",
-                f"  grid: {blocks} blocks of {self.block_threads} threads, {passes}"
+                f"  grid: {grid if self.blocks else 'its own'}"
                 + f", {self.launches} launches" * (self.launches > 1)
                 + f", programmatic dependent launch: {self.pdl}",
                 f"  scratch: {self.scratch_nbytes} bytes of symmetric memory on each rank",
@@ -205,7 +207,7 @@ class KernelSet:
             max_blocks: Cap on the blocks, beside those of the configuration and of residency.
             pdl: As of `KernelSet.pdl`.
         """
-        when = self.pdl(wanted=pdl)
+        when = self.pdl(wanted=pdl) if spec.kernel.has_code else Pdl.NEVER
         key = spec, max_blocks, when
         known = self._prepared.get(key)
         if known is not None:
@@ -217,6 +219,8 @@ class KernelSet:
             self._prepared[key] = plain
             return plain
         kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream, pdl=when)
+        if not spec.kernel.has_code:
+            self._runtime.try_stock(kernel, self.scratch_for(spec).region)
         most = self.max_blocks(kernel, max_blocks)
         prepared = Prepared(spec, kernel, self.scratch_for(spec), most, when)
         self._prepared[key] = prepared
@@ -246,12 +250,12 @@ class KernelSet:
         """Say what `choose` chooses, and why nothing else."""
         choice = self.choose(nbytes, dtype, op)
         spec, most = choice.spec, self._least(choice.candidate.max_blocks)
-        when = self.pdl()
+        when = self.pdl() if spec.kernel.has_code else Pdl.NEVER
         prepared = self._prepared.get((spec, choice.candidate.max_blocks, when))
         if prepared is not None:
             spec, most = prepared.spec, prepared.max_blocks
         layout = layout_for(spec, self._config)
-        longest = MAX_LAUNCH_PACKETS * spec.payload_nbytes
+        longest = _longest(spec, layout)
         grid = _grid(spec, min(nbytes, longest), layout, most)
         return Explanation(
             nbytes=nbytes,
@@ -276,7 +280,16 @@ def name_of(spec: KernelSpec) -> str:
     return f"{spec.kernel.value}/{spec.protocol.value}" + "/multicast" * spec.multicast
 
 
+def _longest(spec: KernelSpec, layout: AnyLayout) -> int:
+    """Bytes of a message that one launch takes."""
+    if isinstance(layout, StagingLayout):
+        return layout.nbytes
+    return MAX_LAUNCH_PACKETS * spec.payload_nbytes
+
+
 def _grid(spec: KernelSpec, nbytes: int, layout: AnyLayout, max_blocks: int | None) -> Grid:
+    if isinstance(layout, StagingLayout):
+        return Grid(0, 0)
     ngroups = spec.group_count(nbytes)
     if isinstance(layout, BarrierLayout):
         return barrier_grid(ngroups, layout, max_blocks=max_blocks)
@@ -290,6 +303,8 @@ def _grid(spec: KernelSpec, nbytes: int, layout: AnyLayout, max_blocks: int | No
 
 
 def _passes(spec: KernelSpec, nbytes: int, grid: Grid, layout: AnyLayout) -> int:
+    if isinstance(layout, StagingLayout):
+        return 1
     ngroups = spec.group_count(nbytes)
     if isinstance(layout, BarrierLayout):
         return packet_count(ngroups, grid.blocks * layout.block_slots)

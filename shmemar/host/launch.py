@@ -296,6 +296,18 @@ def copy_to_host(address: int, nbytes: int, ordinal: int) -> NDArray[np.uint8]:
     return contents
 
 
+def copy_on_stream(destination: int, source: int, nbytes: int, stream: int) -> None:
+    """Enqueue a copy between two addresses on the GPU, unless they are the same.
+
+    Raises:
+        DeviceError: The driver refused it.
+    """
+    from cuda.bindings import driver
+
+    if destination != source:
+        _checked(driver.cuMemcpyAsync(destination, source, nbytes, stream))
+
+
 def is_capturing(stream: int) -> bool:
     """Return whether a stream is being captured into a CUDA graph."""
     from cuda.bindings import driver

@@ -47,10 +47,11 @@ from shmemar.host.launch import (
 )
 from shmemar.host.multicast import DISABLE_NVLS, MulticastFacts, why_no_multicast
 from shmemar.host.ranks import group_ranks, list_groups
+from shmemar.host.stock import NVSHMEM_TYPES, StockArguments, StockReduction
 from shmemar.host.symmetric import DeviceSymmetricArray
 from shmemar.host.user_kernels import compiled
 from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
-from shmemar.spec import Backend, Pdl
+from shmemar.spec import Backend, KernelSpec, Pdl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -412,6 +413,8 @@ class NvshmemRuntime:
             ArgumentError: `stream` is being captured, which forbids loading.
         """
         key = spec, layout, pdl
+        if isinstance(spec, KernelSpec) and not spec.kernel.has_code:
+            return self._stock(spec, stream)
         if key not in self._kernels:
             self.refuse_capture(spec.name, stream)
             kernel = self._bootstrap.together(
@@ -436,7 +439,59 @@ class NvshmemRuntime:
             self._kernels[key] = kernel
         return self._kernels[key]
 
-    def launch(self, kernel: Any, grid: Grid, arguments: AnyArguments, stream: int) -> None:
+    def _stock(self, spec: KernelSpec, stream: int) -> StockReduction:
+        """Find NVSHMEM's reduction. Collective.
+
+        Raises:
+            ArgumentError: `stream` is being captured.
+            BackendUnavailableError: It has none.
+        """
+        import nvshmem.bindings
+
+        self.refuse_capture(spec.name, stream)
+        name = f"{NVSHMEM_TYPES[spec.dtype.name]}_{spec.op.value}_reduce_on_stream"
+        found = self._bootstrap.together(
+            lambda: getattr(nvshmem.bindings, name), f"find NVSHMEM's {name}"
+        )
+
+        def reduce(address: int, count: int, stream: int) -> None:
+            found(TEAM_WORLD, address, address, count, stream)
+
+        return StockReduction(reduce, spec.dtype.itemsize)
+
+    def try_stock(self, kernel: Any, staging: Memory) -> None:
+        """Reduce an element, as NVSHMEM loads and allocates at its first call. Collective.
+
+        Raises:
+            BackendUnavailableError: The memory is not symmetric to NVSHMEM, or it refused.
+        """
+        places = {at - base for at, base in zip(staging.addresses, self._peers, strict=True)}
+        if len(places) > 1:
+            raise BackendUnavailableError(
+                "the stock collective needs memory at the same place on all ranks, and other "
+                "communicators of some of the ranks have divided the heap unevenly. Make the first "
+                "call of it before them, or unset SHMEMAR_KERNEL."
+            )
+        own, setup = staging.addresses[self._bootstrap.rank], self._setup_stream
+
+        def reduce() -> None:
+            kernel.reduce(own, 1, int(setup.handle))
+            setup.sync()
+
+        self._bootstrap.together(reduce, "make a first stock collective", self._compile_timeout_s)
+
+    def why_no_stock(self) -> str | None:
+        """Say that NVSHMEM would reduce over others, too."""
+        if self._bootstrap.size == self._job.size:
+            return None
+        return (
+            f"NVSHMEM's reduces over all {self._job.size} processes of the job, and the "
+            f"communicator has {self._bootstrap.size}"
+        )
+
+    def launch(
+        self, kernel: Any, grid: Grid, arguments: AnyArguments | StockArguments, stream: int
+    ) -> None:
         """Enqueue a kernel, behind the one before it."""
         capture = None
         try:
@@ -457,10 +512,12 @@ class NvshmemRuntime:
                 "Capture again."
             ) from error
 
-    def bind(self, kernel: Any, grid: Grid, arguments: KernelArguments) -> BoundLaunch | None:
+    def bind(
+        self, kernel: Any, grid: Grid, arguments: KernelArguments | StockArguments
+    ) -> BoundLaunch | None:
         """Prepare a launch for :mod:`shmemar.host.fast_launch`."""
         gate = self._gate
-        if gate is None:
+        if gate is None or isinstance(arguments, StockArguments):
             return None
         values = arguments.flat()
         prepared = PreparedLaunch(

@@ -8,8 +8,8 @@ from typing import Protocol as ProtocolClass
 
 from shmemar.device.packet import SENTINEL
 from shmemar.errors import CollectiveTimeoutError
-from shmemar.layout import BarrierLayout
-from shmemar.spec import Protocol
+from shmemar.layout import BarrierLayout, StagingLayout
+from shmemar.spec import Kernel, Protocol
 
 if TYPE_CHECKING:
     from shmemar.host.bootstrap import Bootstrap
@@ -45,7 +45,7 @@ class Sizes(ProtocolClass):
 
     @property
     def two_shot_scratch_nbytes(self) -> int:
-        """The same of two-shot kernels."""
+        """The same of two-shot kernels, and of the stock collective."""
 
 
 def layout_for(spec: KernelSpec, config: Sizes) -> AnyLayout:
@@ -54,6 +54,8 @@ def layout_for(spec: KernelSpec, config: Sizes) -> AnyLayout:
     Raises:
         ConfigurationError: That is too small for the number of ranks.
     """
+    if spec.kernel is Kernel.STOCK:
+        return StagingLayout(config.two_shot_scratch_nbytes)
     nbytes = config.two_shot_scratch_nbytes if spec.kernel.is_two_shot else config.scratch_nbytes
     if spec.kernel.has_barriers:
         return BarrierLayout.fit(spec.nranks, spec.nplaces, nbytes)

@@ -117,6 +117,7 @@ class Terms:
         protocol: The pinned protocol (``SHMEMAR_PROTOCOL``).
         multicast: Whether kernels may use NVLink multicast.
         why_no_lines: Why 128-byte lines can't be relied on; None where they can.
+        why_no_stock: Why there is no stock collective of these ranks; None where there is one.
         scratch_nbytes: Symmetric scratch of a kernel on each rank, in bytes.
         two_shot_scratch_nbytes: The same of two-shot kernels.
     """
@@ -128,6 +129,7 @@ class Terms:
     protocol: Protocol | None = None
     multicast: bool = False
     why_no_lines: str | None = None
+    why_no_stock: str | None = None
     scratch_nbytes: int = DEFAULT_SCRATCH_NBYTES
     two_shot_scratch_nbytes: int = DEFAULT_TWO_SHOT_SCRATCH_NBYTES
 
@@ -227,9 +229,13 @@ def _why_not(candidate: Candidate, dtype: DType, op: ReduceOp, terms: Terms) -> 
     varies = not candidate.kernel.is_deterministic
     if varies and terms.determinism is not Determinism.NOT_GUARANTEED:
         return (
-            "its order of summation varies from run to run, and determinism is "
+            "its order of summation may vary from run to run, and determinism is "
             f"{terms.determinism.value!r}"
         )
+    if candidate.kernel is Kernel.STOCK:
+        why = _why_no_stock(dtype, terms)
+        if why is not None:
+            return why
     if candidate.protocol is Protocol.SENTINEL and terms.determinism is Determinism.BITWISE:
         return "its packets put one NaN in the place of another, and determinism is 'bitwise'"
     if candidate.kernel is Kernel.LL128_ATOMIC and terms.why_no_lines is not None:
@@ -239,6 +245,18 @@ def _why_not(candidate: Candidate, dtype: DType, op: ReduceOp, terms: Terms) -> 
         layout_for(spec, terms)
     except (ArgumentError, ConfigurationError) as error:
         return str(error)
+    return None
+
+
+def _why_no_stock(dtype: DType, terms: Terms) -> str | None:
+    if terms.why_no_stock is not None:
+        return terms.why_no_stock
+    # Two terms have one sum; of more, each rank may have its own order.
+    if terms.kernel is not Kernel.STOCK and terms.nranks > 2 and not dtype.is_integer:
+        return (
+            f"nothing says that its {terms.nranks} ranks round alike, so of {dtype.name} it serves "
+            "only where SHMEMAR_KERNEL pins it"
+        )
     return None
 
 

@@ -31,6 +31,7 @@ from shmemar.host.heap import SymmetricHeap
 from shmemar.host.kernel_set import KernelSet, Prepared
 from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.selector import Terms
+from shmemar.host.stock import StockArguments
 from shmemar.spec import Determinism, Kernel, KernelSpec
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Launch(NamedTuple):
 
     prepared: Prepared
     grid: Grid
-    arguments: KernelArguments
+    arguments: KernelArguments | StockArguments
 
 
 class Session:
@@ -120,6 +121,7 @@ class Session:
                 config.protocol,
                 multicast=config.multicast and self._look_for_multicast(),
                 why_no_lines=None if needs_no_test else _WHY_UNTESTED,
+                why_no_stock=self._runtime.why_no_stock(),
                 scratch_nbytes=config.scratch_nbytes,
                 two_shot_scratch_nbytes=config.two_shot_scratch_nbytes,
             )
@@ -362,11 +364,14 @@ class Session:
         spec: AnyKernelSpec,
         kernel: CompiledKernel,
         grid: Grid,
-        arguments: AnyArguments,
+        arguments: AnyArguments | StockArguments,
         stream: int,
     ) -> None:
         try:
             self._runtime.launch(kernel, grid, arguments, stream)
+        except CollectiveTimeoutError as failure:  # of MPI, the stock of emulated ranks
+            self._break(failure)
+            raise
         except DeviceError as error:
             self._raise_refused_launch(spec.name, error)
 
@@ -378,8 +383,11 @@ class Session:
 
     def _arguments(
         self, prepared: Prepared, source: Operand, destination: Operand, root: int = 0
-    ) -> KernelArguments:
+    ) -> KernelArguments | StockArguments:
         spec, scratch = prepared.spec, prepared.scratch
+        if not spec.kernel.has_code:
+            staging = scratch.region.addresses[self.rank]
+            return StockArguments(staging, source.address, destination.address, source.count)
         return KernelArguments.of_message(
             spec,
             source.address,

@@ -31,7 +31,7 @@ WIDE_REGISTERS = 88
 VARIANTS = [
     (kernel, protocol)
     for kernel in Kernel
-    if kernel.reduces and not kernel.has_barriers
+    if kernel.reduces and kernel.has_code and not kernel.has_barriers
     for protocol in kernel.protocols
 ]
 FLOAT, SUM = DTYPES["float32"], ReduceOp.SUM

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shmemar.config import Config
-from shmemar.device.kernels import numba_type
+from shmemar.device.kernels import KernelArguments, numba_type
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.errors import ArgumentError, BackendUnavailableError
 from shmemar.host import gpus, runtime
@@ -249,6 +249,9 @@ class _Runtime:
     def refuse_capture(self, name: str, stream: int) -> None:
         """Nothing is captured."""
 
+    def why_no_stock(self) -> str | None:
+        return None
+
     def why_no_pdl(self) -> str | None:
         return None
 
@@ -355,6 +358,7 @@ def test_the_multicast_address_is_passed_behind_the_others() -> None:
         nothing = SimpleNamespace(address=0, count=0)
         prepared: Any = SimpleNamespace(spec=spec, scratch=comm._kernels.scratch_for(spec))
         arguments = comm._arguments(prepared, nothing, nothing)  # type: ignore[arg-type]
+        assert isinstance(arguments, KernelArguments)
         assert arguments.peers == peers
         assert numba_type(spec).types[0].count == len(peers)
 

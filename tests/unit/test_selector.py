@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,51 @@ def test_lines_are_used_where_they_are_listed_allowed_and_tested() -> None:
     assert chosen(Determinism.NOT_GUARANTEED, None, INT) == "one_shot/ll"
     terms = Terms(2, table(LINES, ONE_LL), why_no_lines="not tested")
     others = dict(refusals(64, FLOAT, SUM, terms))
-    assert others["ll128_atomic/sentinel"].startswith("its order of summation varies")
+    assert others["ll128_atomic/sentinel"].startswith("its order of summation may vary")
+
+
+STOCK = Candidate(Kernel.STOCK, Protocol.STREAM)
+
+
+@pytest.mark.parametrize(
+    ("nranks", "dtype", "changes", "why"),
+    [
+        (2, FLOAT, {}, None),
+        (2, INT, {}, None),
+        (3, INT, {}, None),
+        (3, FLOAT, {"kernel": Kernel.STOCK}, None),
+        (3, FLOAT, {}, "nothing says that its 3 ranks round alike, so of float32 it serves only"),
+        (2, INT, {"determinism": Determinism.RUN_TO_RUN}, "its order of summation may vary"),
+        (2, FLOAT, {"why_no_stock": "there are others"}, "there are others"),
+        (2, DTYPES["bfloat16"], {}, "dtype is bfloat16, and kernel stock, which rounds 16-bit"),
+        (2, DTYPES["complex64"], {}, "dtype is complex64, and kernel stock"),
+    ],
+)
+def test_the_stock_collective_serves_where_it_gives_what_is_promised(
+    nranks: int, dtype: DType, changes: dict[str, Any], why: str | None
+) -> None:
+    settings = {"determinism": Determinism.NOT_GUARANTEED, **changes}
+    terms = Terms(nranks, table(STOCK, ONE_LL), **settings)
+    chosen = select(1 << 30, dtype, SUM, terms).candidate
+    assert chosen == (STOCK if why is None else ONE_LL)
+    if why is not None:
+        assert dict(refusals(1 << 30, dtype, SUM, terms))["stock/stream"].startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [(FLOAT, ReduceOp.MIN), (FLOAT, ReduceOp.MAX), (DTYPES["float64"], ReduceOp.AVG)],
+)
+def test_the_stock_collective_is_refused_what_it_has_not(dtype: DType, op: ReduceOp) -> None:
+    terms = Terms(2, table(STOCK), Determinism.NOT_GUARANTEED, Kernel.STOCK)
+    with pytest.raises(ArgumentError, match=f"op is '{op.value}', and kernel stock, which has no"):
+        select(64, dtype, op, terms)
+
+
+def test_no_table_that_comes_with_the_package_lists_the_stock_collective() -> None:
+    for nranks, shares_gpu in product(range(1, MAX_RANKS + 1), (False, True)):
+        bands = default_table(nranks, shares_gpu=shares_gpu).bands
+        assert all(STOCK not in band.candidates for band in bands)
 
 
 def test_reasons_have_the_latencies_of_the_table() -> None:

@@ -181,10 +181,11 @@ def test_a_protocol_that_a_kernel_has_not_is_refused(kernel: Kernel, protocol: P
 
 
 def test_protocols_of_kernels_with_barriers_are_others_than_those_of_packets() -> None:
-    assert len(REFUSED) == 2 + 2 + 3 + 3 + 2 + 2 + 3
+    assert len(REFUSED) == 3 + 3 + 4 + 4 + 3 + 3 + 4 + 4
     for kernel in Kernel:
         assert kernel.has_barriers == (Protocol.PUSH in kernel.protocols)
-        assert kernel.has_barriers == (not set(kernel.protocols) & {*PACKET_PROTOCOLS})
+        has_packets = bool(set(kernel.protocols) & {*PACKET_PROTOCOLS})
+        assert kernel.has_code == (kernel.has_barriers != has_packets)
 
 
 def test_the_alternative_is_named() -> None:
@@ -204,6 +205,7 @@ def test_the_alternative_is_named() -> None:
         (Kernel.BARRIER_ONE_SHOT, Protocol.PULL),
         (Kernel.BARRIER_TWO_SHOT, Protocol.PUSH),
         (Kernel.BARRIER, Protocol.PUSH),
+        (Kernel.STOCK, Protocol.STREAM),
     ],
 )
 def test_each_kernel_has_a_default_protocol(kernel: Kernel, protocol: Protocol) -> None:

@@ -201,7 +201,7 @@ class Nvshmem:
         """Where there is no NVSHMEM, or it has no such reduction."""
         if comm.backend is Backend.EMULATED:
             return "the emulated backend has no NVSHMEM"
-        if case.dtype.name not in NVSHMEM_TYPES or case.op is ReduceOp.AVG:
+        if case.dtype.name not in NVSHMEM_TYPES or case.op in (ReduceOp.AVG, ReduceOp.PROD):
             return f"it has no {case.op.value} of {case.dtype.name}"
         runtime: Any = comm._runtime
         if comm.size != runtime._job.size:

@@ -321,7 +321,7 @@ class BarrierLayout:
 
 @dataclass(frozen=True)
 class StagingLayout:
-    """Symmetric memory in which the stock collective reduces a part of a message in place.
+    """Symmetric memory for a part of a message, and behind it for what the stock collective makes.
 
     Attributes:
         nbytes: Bytes of the region on each rank.
@@ -330,6 +330,12 @@ class StagingLayout:
     nbytes: int
 
     zeroed_nbytes = 0
+
+    @property
+    def part_nbytes(self) -> int:
+        """Bytes of a part, and of its place: whole packets."""
+        return self.nbytes // (2 * PACKET_NBYTES) * PACKET_NBYTES
+
     epochs_nbytes = WORD_NBYTES
     """A word that nothing reads: nothing is counted here."""
 

@@ -266,10 +266,10 @@ class KernelSpec:
                 "every addition and has no complex numbers; expected float32, float64 or an "
                 f"integer. {instead}"
             )
-        if self.op is ReduceOp.AVG or (is_wide_float and self.op.value in ("min", "max")):
+        if self.op is not ReduceOp.SUM and (is_wide_float or self.op is ReduceOp.PROD):
             raise ArgumentError(
-                f"op is {self.op.value!r}, and kernel stock, which has no avg, and does not say "
-                "what min and max make of NaN and -0; expected sum or prod, or min or max of "
+                f"op is {self.op.value!r}, and kernel stock, which has no prod and no avg, and "
+                "does not say what min and max make of NaN and -0; expected sum, or min or max of "
                 f"integers. {instead}"
             )
 

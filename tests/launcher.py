@@ -36,8 +36,14 @@ def mpirun_command(nranks: int, *arguments: str, options: tuple[str, ...] = ()) 
 def clean_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without variables of shmemar's, and with `variables`."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("SHMEMAR_")}
-    # Half of the time goes into LLVM's optimisation, which tests/ptx has, and the main job.
-    ours = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "NUMBA_OPT": "1"}
+    # Half of the time goes into LLVM's optimisation, which tests/ptx has, and the main job. Threads
+    # of numpy's library beside those of other ranks would take longer than none.
+    ours = {
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "NUMBA_OPT": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
     return {**kept, **ours, **(variables or {})}
 
 

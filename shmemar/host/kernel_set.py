@@ -60,9 +60,14 @@ class Prepared:
         """The grid of a launch for `nbytes` of a message."""
         return _grid(self.spec, nbytes, self.scratch.layout, self.max_blocks)
 
+    @property
+    def part_nbytes(self) -> int:
+        """Bytes of a message that one launch takes."""
+        return _longest(self.spec, self.scratch.layout)
+
     def parts(self, source: Operand, destination: Operand) -> Iterator[tuple[Operand, Operand]]:
         """Cut a message into what one launch takes."""
-        longest = _longest(self.spec, self.scratch.layout) // source.dtype.itemsize
+        longest = self.part_nbytes // source.dtype.itemsize
         for start in range(0, source.count, longest):
             yield source.part(start, longest), destination.part(start, longest)
 
@@ -283,7 +288,7 @@ def name_of(spec: KernelSpec) -> str:
 def _longest(spec: KernelSpec, layout: AnyLayout) -> int:
     """Bytes of a message that one launch takes."""
     if isinstance(layout, StagingLayout):
-        return layout.nbytes
+        return layout.part_nbytes
     return MAX_LAUNCH_PACKETS * spec.payload_nbytes
 
 

@@ -50,7 +50,7 @@ from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.stock import NVSHMEM_TYPES, StockArguments, StockReduction
 from shmemar.host.symmetric import DeviceSymmetricArray
 from shmemar.host.user_kernels import compiled
-from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
+from shmemar.layout import FAILURE_DTYPE, PACKET_NBYTES, WORD_NBYTES
 from shmemar.spec import Backend, KernelSpec, Pdl
 
 if TYPE_CHECKING:
@@ -431,6 +431,8 @@ class NvshmemRuntime:
                 f"compile {spec.name}",
                 self._compile_timeout_s,
             )
+            if self.shares_gpu:
+                kernel.leave_shared_memory()
             # A rank's next launch may be resident beside this one, and would keep out a peer's.
             launches = 2 if pdl is not Pdl.NEVER and self.shares_gpu else 1
             resident = kernel.resident_blocks // (self._job.ranks_per_gpu * launches)
@@ -454,8 +456,8 @@ class NvshmemRuntime:
             lambda: getattr(nvshmem.bindings, name), f"find NVSHMEM's {name}"
         )
 
-        def reduce(address: int, count: int, stream: int) -> None:
-            found(TEAM_WORLD, address, address, count, stream)
+        def reduce(destination: int, source: int, count: int, stream: int) -> None:
+            found(TEAM_WORLD, destination, source, count, stream)
 
         return StockReduction(reduce, spec.dtype.itemsize)
 
@@ -475,7 +477,7 @@ class NvshmemRuntime:
         own, setup = staging.addresses[self._bootstrap.rank], self._setup_stream
 
         def reduce() -> None:
-            kernel.reduce(own, 1, int(setup.handle))
+            kernel.reduce(own + PACKET_NBYTES, own, 1, int(setup.handle))
             setup.sync()
 
         self._bootstrap.together(reduce, "make a first stock collective", self._compile_timeout_s)

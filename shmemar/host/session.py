@@ -386,8 +386,11 @@ class Session:
     ) -> KernelArguments | StockArguments:
         spec, scratch = prepared.spec, prepared.scratch
         if not spec.kernel.has_code:
-            staging = scratch.region.addresses[self.rank]
-            return StockArguments(staging, source.address, destination.address, source.count)
+            staged = scratch.region.addresses[self.rank]
+            reduced = staged + prepared.part_nbytes
+            return StockArguments(
+                staged, reduced, source.address, destination.address, source.count
+            )
         return KernelArguments.of_message(
             spec,
             source.address,

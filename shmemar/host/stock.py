@@ -1,8 +1,8 @@
 """The stock collective: the all-reduce that the backend itself brings.
 
 Under the nvshmem backend it is NVSHMEM's, on a stream. It reduces symmetric memory, so a message is
-copied there and back, in parts as large as that memory, and any arrays will do. There it may be
-handed on to NCCL, for NVSHMEM to decide. Emulated ranks have MPI's.
+copied there and back, in parts as large as half of that memory, and any arrays will do. NVSHMEM may
+hand it on to NCCL. Emulated ranks have MPI's.
 
 What it does not have: a deadline on GPUs, where a rank that does not come makes the others wait for
 ever; an order of summation that anyone states; one node in a CUDA graph.
@@ -49,27 +49,30 @@ class StockArguments:
     """What a call of it is passed.
 
     Attributes:
-        staging: Address of the rank's own staging memory.
+        staged: Address of the rank's own symmetric memory for the input.
+        reduced: The same for the output.
         source: Address of the input.
         destination: Address of the output.
-        count: Elements, no more than the staging memory holds.
+        count: Elements, no more than the symmetric memory holds.
     """
 
-    staging: int
+    staged: int
+    reduced: int
     source: int
     destination: int
     count: int
 
     def flat(self) -> list[int]:
         """The values, as those of a kernel's parameters."""
-        return [self.staging, self.source, self.destination, self.count]
+        return [self.staged, self.reduced, self.source, self.destination, self.count]
 
 
 class StockReduction:
     """NVSHMEM's all-reduce of one type and operator, in the place of a loaded kernel.
 
     Attributes:
-        reduce: ``reduce(address, count, stream)`` reduces symmetric memory in place.
+        reduce: ``reduce(destination, source, count, stream)`` reduces symmetric memory. Not in
+            place: with 4 ranks NVSHMEM 3.8 gives wrong sums then.
         max_blocks: None: its grid is its own.
         pdl: Never: it is not launched by us.
     """
@@ -77,7 +80,7 @@ class StockReduction:
     max_blocks: int | None = None
     pdl = Pdl.NEVER
 
-    def __init__(self, reduce: Callable[[int, int, int], None], itemsize: int) -> None:
+    def __init__(self, reduce: Callable[[int, int, int, int], None], itemsize: int) -> None:
         """Take what enqueues it, for elements of `itemsize` bytes."""
         self.reduce = reduce
         self._itemsize = itemsize
@@ -90,15 +93,15 @@ class StockReduction:
         Raises:
             DeviceError: One of them was refused.
         """
-        staging, source, destination, count = values
-        copy_on_stream(staging, source, count * self._itemsize, stream)
+        staged, reduced, source, destination, count = values
+        copy_on_stream(staged, source, count * self._itemsize, stream)
         try:
-            self.reduce(staging, count, stream)
+            self.reduce(reduced, staged, count, stream)
         except Exception as error:
             raise DeviceError(
                 f"NVSHMEM refused its all-reduce ({type(error).__name__}: {error})."
             ) from error
-        copy_on_stream(destination, staging, count * self._itemsize, stream)
+        copy_on_stream(destination, reduced, count * self._itemsize, stream)
 
 
 def reduce_views(spec: KernelSpec, reduce: Callable[[Any, Any, str], None]) -> Callable[..., None]:

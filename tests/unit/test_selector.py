@@ -224,7 +224,7 @@ def test_the_stock_collective_serves_where_it_gives_what_is_promised(
 
 @pytest.mark.parametrize(
     ("dtype", "op"),
-    [(FLOAT, ReduceOp.MIN), (FLOAT, ReduceOp.MAX), (DTYPES["float64"], ReduceOp.AVG)],
+    [(FLOAT, ReduceOp.MIN), (INT, ReduceOp.PROD), (DTYPES["float64"], ReduceOp.AVG)],
 )
 def test_the_stock_collective_is_refused_what_it_has_not(dtype: DType, op: ReduceOp) -> None:
     terms = Terms(2, table(STOCK), Determinism.NOT_GUARANTEED, Kernel.STOCK)

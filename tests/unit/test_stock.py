@@ -16,7 +16,7 @@ from shmemar.host.stock import NVSHMEM_TYPES, StockArguments, StockReduction
 from shmemar.layout import Grid
 from shmemar.spec import Kernel, KernelSpec, Protocol, why_impossible
 
-SPEC = KernelSpec(Kernel.STOCK, Protocol.STREAM, DTYPES["float64"], ReduceOp.PROD, 2)
+SPEC = KernelSpec(Kernel.STOCK, Protocol.STREAM, DTYPES["float64"], ReduceOp.SUM, 2)
 STREAM = 77
 
 
@@ -52,11 +52,11 @@ def test_every_type_that_it_serves_has_a_name_at_nvshmem() -> None:
 
 def test_a_first_call_is_made_in_the_staging_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, module = made()
-    vars(module)["double_prod_reduce_on_stream"] = lambda *what: runtime.calls.append(what)
+    vars(module)["double_sum_reduce_on_stream"] = lambda *what: runtime.calls.append(what)
     install(monkeypatch, module)
     reduction = runtime._stock(SPEC, 0)
     runtime.try_stock(reduction, SimpleNamespace(addresses=(1512, 2512)))
-    assert runtime.calls == [(0, 2512, 2512, 1, STREAM), "sync"]
+    assert runtime.calls == [(0, 2528, 2512, 1, STREAM), "sync"]
 
 
 def test_memory_at_other_places_on_other_ranks_is_refused() -> None:
@@ -76,8 +76,8 @@ def test_a_message_is_copied_there_and_back(monkeypatch: pytest.MonkeyPatch) -> 
     calls: list[Any] = []
     monkeypatch.setattr(stock, "copy_on_stream", lambda *what: calls.append(what))
     reduction = StockReduction(lambda *what: calls.append(what), itemsize=8)
-    reduction.launch(Grid(0, 0), StockArguments(500, 100, 200, 3).flat(), STREAM)
-    assert calls == [(500, 100, 24, STREAM), (500, 3, STREAM), (200, 500, 24, STREAM)]
+    reduction.launch(Grid(0, 0), StockArguments(500, 600, 100, 200, 3).flat(), STREAM)
+    assert calls == [(500, 100, 24, STREAM), (600, 500, 3, STREAM), (200, 600, 24, STREAM)]
 
 
 def test_what_nvshmem_refuses_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,10 @@ def test_what_nvshmem_refuses_is_a_device_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(stock, "copy_on_stream", lambda *_: None)
     reduction = StockReduction(refuse, itemsize=8)
     with pytest.raises(DeviceError, match=r"refused its all-reduce \(RuntimeError: status 7\)"):
-        reduction.launch(Grid(0, 0), StockArguments(500, 100, 200, 3).flat(), STREAM)
+        reduction.launch(Grid(0, 0), StockArguments(500, 600, 100, 200, 3).flat(), STREAM)
 
 
 def test_nothing_is_gained_by_preparing_it() -> None:
     runtime, _ = made()
     runtime._gate = object()
-    assert runtime.bind(None, Grid(0, 0), StockArguments(0, 0, 0, 1)) is None
+    assert runtime.bind(None, Grid(0, 0), StockArguments(0, 0, 0, 0, 1)) is None

@@ -132,6 +132,10 @@ def build(spec: KernelSpec, layout: LLLayout, *, looped: bool = False) -> Callab
             following = u32(first + nthreads * PACKETS)
             if not take_pass(me, epoch, payload, first, following):
                 return
+            if following >= share:
+                # Here, so that the code of further passes is behind the end of most launches.
+                finish(me, epoch)
+                return
             while following < share:
                 first = following
                 following = u32(first + nthreads * PACKETS)

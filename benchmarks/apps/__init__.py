@@ -1,0 +1,1 @@
+"""Applications that live on small collectives, over one interface to several backends."""

@@ -1,0 +1,96 @@
+"""What the ranks of the eigensolver settle on the host: errors, arguments, memory, and results."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from benchmarks.apps.reporting import require_memory
+from shmemar.errors import MismatchError
+from shmemar.host.bootstrap import as_entry, raise_any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from benchmarks.apps.communicators import Communicator
+
+__all__ = ["agreed", "compare", "require_room", "same_vectors", "together"]
+
+T = TypeVar("T")
+
+
+def together(comm: Communicator, action: Callable[[], T]) -> T:
+    """Run `action` so that all ranks raise or none does. Collective."""
+    result: Any = None
+    error: Exception | None = None
+    try:
+        result = action()
+    except Exception as caught:  # noqa: BLE001 - the other ranks are told
+        error = caught
+    raise_any(error, comm.host_allgather(as_entry(error)))
+    return result  # type: ignore[no-any-return]
+
+
+def compare(comm: Communicator, own: dict[str, Any]) -> None:
+    """Refuse arguments that differ between ranks. Collective.
+
+    Raises:
+        MismatchError: They do; on every rank.
+    """
+    for rank, theirs in enumerate(comm.host_allgather(own)):
+        for name, value in theirs.items():
+            if value != own[name]:
+                raise MismatchError(
+                    f"{name} differs between ranks: {own[name]} here, {value} on rank {rank}. "
+                    "Every rank must solve the same problem."
+                )
+
+
+def require_room(comm: Communicator, arrays: int, host: int) -> None:
+    """Refuse what does not fit, before it is allocated. Collective.
+
+    Args:
+        comm: The ranks.
+        arrays: Bytes that this rank needs where the communicator's arrays are.
+        host: Bytes that it needs on the host beside.
+
+    Raises:
+        ArgumentError: A GPU or a host has less memory free than its ranks need; on every rank.
+    """
+    ranks = SimpleNamespace(allgather=comm.host_allgather)
+    advice = "Solve a smaller problem, or use fewer ranks on each."
+    if comm.xp is np:
+        require_memory(ranks, np, arrays + host, advice)
+        return
+    comm.xp.get_default_memory_pool().free_all_blocks()
+    require_memory(ranks, comm.xp, arrays, advice)
+    require_memory(ranks, np, host, advice)
+
+
+def agreed(
+    comm: Communicator, d: NDArray[Any], e: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], bool]:
+    """The same d and e on all ranks: rank 0's, where the sums were not the same."""
+    if comm.name == "self" and comm.size > 1:
+        return d, e, False
+    digests = comm.host_allgather(hashlib.sha256(d.tobytes() + e.tobytes()).digest())
+    if len(set(digests)) == 1:
+        return d, e, True
+    d, e = comm.host_allgather((d, e) if comm.rank == 0 else None)[0]  # type: ignore[misc]
+    return d, e, False
+
+
+def same_vectors(comm: Communicator, vectors: NDArray[Any]) -> NDArray[Any]:
+    """The same vectors on all ranks, so that those of a cluster are orthogonal across ranks.
+
+    LAPACK gives the same where processors and threads are; two rows tell whether it did.
+    """
+    rows = vectors[[0, len(vectors) // 2]]
+    if len(set(comm.host_allgather(hashlib.sha256(rows.tobytes()).digest()))) == 1:
+        return vectors
+    return comm.host_allgather(vectors if comm.rank == 0 else None)[0]  # type: ignore[return-value]

@@ -1,0 +1,367 @@
+"""Problems for the eigensolver, and what is measured and checked of its solutions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from scipy import linalg
+
+from benchmarks.apps.eigensolver_agreement import require_room
+from benchmarks.apps.eigensolver_layout import Layout, check_problem, needed
+from benchmarks.apps.eigensolver_solve import PHASES, Solver
+from shmemar.host.bootstrap import as_entry, raise_any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from benchmarks.apps.communicators import Communicator
+    from benchmarks.apps.eigensolver_solve import Solution
+
+__all__ = ["LIMIT", "TIMED", "Case", "Result", "measure", "problem", "residuals"]
+
+T = TypeVar("T")
+
+TIMED = (*PHASES, "total")
+"""Names of times."""
+
+LIMIT = 10.0
+"""What residuals and differences may be, in units of n times the type's rounding."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is solved.
+
+    Attributes:
+        n: Rows and columns.
+        dtype: Element type.
+        block: Columns of a block.
+        repeat: Solves that are timed, behind one that is not.
+        checks: Whether residuals are computed.
+        has_reference: Whether one rank solves it alone, with a library.
+    """
+
+    n: int
+    dtype: str
+    block: int = 64
+    repeat: int = 3
+    checks: bool = True
+    has_reference: bool = True
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one backend did with a case. Times are maxima over ranks, of those the medians.
+
+    Attributes:
+        backend: Its name.
+        n: Rows and columns.
+        dtype: Element type.
+        block: Columns of a block.
+        ranks: Number of ranks.
+        captured: Whether the column loops were replayed as CUDA graphs, all-reduces with them.
+        seconds: By phase, and ``total``.
+        column_us: Microseconds of the tridiagonalisation, a column.
+        compute_us: Likewise with collectives that do nothing: everything but the communication.
+        capture_s: Seconds of capturing the graphs, before the first solve.
+        allreduces: Of a solve.
+        broadcasts: Of a solve.
+        alike: Whether all ranks found the same bits of the tridiagonal matrix, each time.
+        same_bits: Whether the first backend found them too.
+        difference: Of the eigenvalues from the first backend's; in units of n times the rounding of
+            the largest, as the following.
+        reference_difference: Of the eigenvalues from the reference's; None without.
+        residual: Largest ``||A x - lambda B x|| / ((||A|| + |lambda| ||B||) ||x||)``; None unless
+            checked.
+        orthogonality: Largest element of ``X^H B X - I``; likewise.
+        reference_s: Seconds of the reference on one rank; None without.
+        trouble: What is wrong; empty where nothing is.
+    """
+
+    backend: str
+    n: int
+    dtype: str
+    block: int
+    ranks: int
+    captured: bool
+    seconds: dict[str, float]
+    column_us: float
+    compute_us: float
+    capture_s: float
+    allreduces: int
+    broadcasts: int
+    alike: bool
+    same_bits: bool
+    difference: float
+    reference_difference: float | None
+    residual: float | None
+    orthogonality: float | None
+    reference_s: float | None
+    trouble: tuple[str, ...]
+
+    @property
+    def share(self) -> float:
+        """Part of a column's time that is communication."""
+        return 1 - self.compute_us / self.column_us
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result for a JSON file."""
+        return {**asdict(self), "share": self.share}
+
+
+def problem(n: int, dtype: str, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Make A and B, the same on all ranks.
+
+    Elements are uniform random numbers. The eigenvalues of B are above 0, and at large n between
+    0.6 and 1.4.
+
+    Args:
+        n: Rows and columns.
+        dtype: Element type.
+        seed: Of the random numbers.
+    """
+    generator = np.random.default_rng([seed, n])
+
+    def hermitian() -> NDArray[Any]:
+        x = generator.uniform(-1, 1, (n, n))
+        if np.dtype(dtype).kind == "c":
+            x = (x + 1j * generator.uniform(-1, 1, (n, n))) / np.sqrt(2)
+        return (x + x.conj().T) / 2
+
+    a, b = hermitian(), hermitian() / (3 * np.sqrt(n)) + np.eye(n)
+    return a.astype(dtype), b.astype(dtype)
+
+
+def measure(
+    mpi_comm: Any,
+    comms: Mapping[str, Communicator],
+    names: Sequence[str],
+    case: Case,
+    seed: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Result]:
+    """Solve a case over each communicator, the same problem. Collective.
+
+    Args:
+        mpi_comm: mpi4py's communicator of the ranks.
+        comms: By name. One is ``self``, with which is timed what is not communication.
+        names: Of those that solve it, the first of which the others are compared with.
+        case: What is solved.
+        seed: Of the problem.
+        progress: Hears where it is.
+
+    Returns:
+        A result for each, the same on all ranks.
+
+    Raises:
+        ArgumentError: The case can't be, or its memory does not suffice; on every rank.
+    """
+    silent = comms["self"]
+    check_problem(case.n, case.dtype, case.block)
+    layout = Layout(case.n, case.block, silent.rank, silent.size)
+    _require_room(silent, layout, case)
+    a, b = (silent.xp.asarray(each) for each in problem(case.n, case.dtype, seed))
+    reference_s, expected = None, None
+    if case.has_reference:
+        progress(f"n {case.n}: reference on one rank")
+        reference_s, expected = _on_first(mpi_comm, lambda: _time_reference(silent.xp, a, b))
+    runs = [_run(mpi_comm, comms[name], case, (a, b), progress) for name in names]
+    progress(f"n {case.n}: without communication")
+    compute_us = _time_compute(mpi_comm, silent, case, a) / case.n * 1e6
+    first = runs[0]
+    results = []
+    for run in runs:
+        seconds = {name: float(np.median([each[name] for each in run.times])) for name in TIMED}
+        found: dict[str, Any] = {
+            "backend": run.comm.name,
+            "n": case.n,
+            "dtype": case.dtype,
+            "block": case.block,
+            "ranks": run.comm.size,
+            "captured": run.comm.capturable,
+            "seconds": seconds,
+            "column_us": seconds["tridiagonalise"] / case.n * 1e6,
+            "compute_us": compute_us,
+            "capture_s": run.capture_s,
+            "allreduces": run.allreduces,
+            "broadcasts": run.broadcasts,
+            "alike": run.alike,
+            "same_bits": all(map(np.array_equal, (run.d, run.e), (first.d, first.e))),
+            "difference": _difference(run.values, first.values, case),
+            "reference_difference": None,
+            "residual": run.residual,
+            "orthogonality": run.orthogonality,
+            "reference_s": reference_s,
+        }
+        if expected is not None:
+            found["reference_difference"] = _difference(run.values, expected, case)
+        results.append(Result(**found, trouble=_trouble(found, layout)))
+    everyone: list[list[Result]] = mpi_comm.allgather(results)
+    return everyone[0]
+
+
+@dataclass
+class _Run:
+    """Solves over one communicator."""
+
+    comm: Communicator
+    capture_s: float
+    times: list[dict[str, float]]
+    alike: bool
+    allreduces: int
+    broadcasts: int
+    values: NDArray[Any]
+    d: NDArray[Any]
+    e: NDArray[Any]
+    residual: float | None
+    orthogonality: float | None
+
+
+def _require_room(comm: Communicator, layout: Layout, case: Case) -> None:
+    matrix = case.n * case.n * np.dtype(case.dtype).itemsize
+    wanted = needed(layout, case.dtype)
+    arrays, host = wanted.arrays, wanted.host
+    if case.has_reference and comm.rank == 0:  # with C, Cholesky's factor, LAPACK's workspace
+        arrays = max(arrays, 7 * matrix)
+    host = max(host, 4 * case.n * case.n * 16)  # where the problem is made
+    if case.checks:  # all vectors, on all ranks, and what pickles them
+        arrays, host = max(arrays, 5 * matrix), max(host, 3 * matrix)
+    require_room(comm, 2 * matrix + arrays, host)
+
+
+def _run(
+    mpi_comm: Any,
+    comm: Communicator,
+    case: Case,
+    problem_: tuple[Any, Any],
+    progress: Callable[[str], None],
+) -> _Run:
+    def tell(text: str) -> None:
+        progress(f"n {case.n}, {comm.name}: {text}")
+
+    times = []
+    alike = True
+    with Solver(case.n, case.dtype, comm, block=case.block) as solver:
+        capture_s = max(mpi_comm.allgather(solver.capture_seconds))
+        for number in range(case.repeat + 1):
+            comm.barrier()
+            start = time.perf_counter()
+            solution = solver.solve(*problem_, progress=tell)
+            taken = {**solution.timings, "total": time.perf_counter() - start}
+            alike = alike and solution.alike
+            if number:
+                everyone = mpi_comm.allgather(taken)
+                times.append({name: max(each[name] for each in everyone) for name in TIMED})
+    checked = residuals(comm, *problem_, solution) if case.checks else (None, None)
+    return _Run(
+        comm,
+        capture_s,
+        times,
+        alike,
+        solution.allreduces,
+        solution.broadcasts,
+        solution.eigenvalues,
+        solution.d,
+        solution.e,
+        *checked,
+    )
+
+
+def _time_compute(mpi_comm: Any, silent: Communicator, case: Case, a: Any) -> float:
+    """Seconds of a tridiagonalisation whose collectives do nothing."""
+    with Solver(case.n, case.dtype, silent, block=case.block) as solver:
+        times = [solver.time_reduction(a) for _ in range(case.repeat + 1)][1:]
+    return float(np.median(np.max(mpi_comm.allgather(times), axis=0)))
+
+
+def residuals(comm: Communicator, a: Any, b: Any, solution: Solution) -> tuple[float, float]:
+    """Largest residual and deviation from B-orthogonality, as of `Result`. Collective."""
+    xp, x = comm.xp, solution.own_vectors
+    n, unit = len(a), len(a) * float(np.finfo(solution.d.dtype).eps)
+    host = x if xp is np else x.get()
+    whole = np.empty((n, n), host.dtype)
+    for columns, vectors in comm.host_allgather((solution.own_columns, host)):
+        whole[:, columns] = vectors
+    mine = 0.0, 0.0
+    if len(solution.own_columns):
+        values = xp.asarray(solution.eigenvalues[solution.own_columns])
+        bx = b @ x
+        scale = xp.linalg.norm(a) + abs(values) * xp.linalg.norm(b)
+        norms = xp.linalg.norm(a @ x - bx * values, axis=0)
+        residual = norms / (scale * xp.linalg.norm(x, axis=0))
+        gram = xp.asarray(whole).conj().T @ bx
+        gram[xp.asarray(solution.own_columns), xp.arange(x.shape[1])] -= 1
+        mine = float(residual.max()) / unit, float(abs(gram).max()) / unit
+    everyone = comm.host_allgather(mine)
+    return max(each for each, _ in everyone), max(each for _, each in everyone)
+
+
+def _difference(values: NDArray[Any], expected: NDArray[Any], case: Case) -> float:
+    unit = case.n * float(np.finfo(case.dtype).eps)
+    largest = float(np.abs(expected).max())
+    return float(np.abs(values - expected).max()) / (largest * unit) if largest else 0.0
+
+
+def _trouble(found: dict[str, Any], layout: Layout) -> tuple[str, ...]:
+    """Say what is wrong with a result."""
+    nsums, npanels = layout.nsums(found["dtype"]), len(layout.panels)
+    trouble = [
+        f"{name} is {found[name]:.3g} times n times the rounding; expected {LIMIT:g} at most"
+        for name in ("difference", "reference_difference", "residual", "orthogonality")
+        if found[name] is not None and not found[name] <= LIMIT
+    ]
+    if (found["allreduces"], found["broadcasts"]) != (nsums, npanels):
+        trouble.append(
+            f"{found['allreduces']} all-reduces and {found['broadcasts']} broadcasts; expected "
+            f"{nsums} and {npanels}"
+        )
+    if not found["alike"] and found["backend"] == "shmemar":
+        trouble.append("the ranks found other bits, which shmemar's sums exclude")
+    return tuple(trouble)
+
+
+def _on_first(mpi_comm: Any, action: Callable[[], T]) -> T:
+    """Run something on rank 0, while the others sleep. Collective."""
+    entry: tuple[Any, Any] | None = None
+    if mpi_comm.rank == 0:
+        try:
+            entry = None, action()
+        except Exception as error:  # noqa: BLE001 - the other ranks are told
+            entry = as_entry(error), None
+    request = mpi_comm.Ibarrier()
+    while not request.Test():
+        time.sleep(0.001)
+    failed, result = mpi_comm.bcast(entry, root=0)
+    raise_any(None, [failed])
+    return result  # type: ignore[no-any-return]
+
+
+def _time_reference(xp: Any, a: Any, b: Any) -> tuple[float, NDArray[Any]]:
+    """Seconds of a library's solve, and the eigenvalues."""
+    if xp is np:
+        start = time.perf_counter()
+        values, _ = linalg.eigh(a, b)
+        return time.perf_counter() - start, values
+    _reference_on_gpu(xp, xp.eye(64, dtype=a.dtype), xp.eye(64, dtype=a.dtype))  # loads all of it
+    xp.cuda.Device().synchronize()
+    start = time.perf_counter()
+    found = _reference_on_gpu(xp, a, b)
+    xp.cuda.Device().synchronize()
+    return time.perf_counter() - start, found.get()
+
+
+def _reference_on_gpu(xp: Any, a: Any, b: Any) -> Any:
+    """Eigenvalues, and vectors that are thrown away: cuSOLVER's potrf and syevd, cuBLAS's trsm."""
+    from cupyx.scipy.linalg import solve_triangular
+
+    lower = xp.asfortranarray(xp.linalg.cholesky(b))
+    half = solve_triangular(lower, a, lower=True)
+    c = solve_triangular(lower, half.conj().T, lower=True)
+    values, vectors = xp.linalg.eigh(c)
+    solve_triangular(lower, vectors, trans="C", lower=True)
+    return values

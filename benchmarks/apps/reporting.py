@@ -1,0 +1,285 @@
+"""What the applications print and keep: facts of the machine, tables, JSON files, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.apps.communicators import open_communicators
+from shmemar import __version__
+from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError, ShmemarError
+from shmemar.host.bootstrap import leave_without_finalize, load_mpi
+from shmemar.host.files import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from benchmarks.apps.communicators import Communicator
+
+__all__ = [
+    "Progress",
+    "machine_facts",
+    "opened",
+    "require_memory",
+    "run_program",
+    "side_by_side",
+    "table",
+    "write_json",
+]
+
+PACKAGES = ("numpy", "scipy", "mpi4py", "numba-cuda", "cupy-cuda13x", "torch", "nvshmem4py-cu13")
+VARIABLES = ("SHMEMAR_", "NVSHMEM_", "NCCL_", "CUDA_")
+
+
+def machine_facts(mpi_comm: Any, xp: Any) -> dict[str, str]:
+    """Say what a program runs on. Collective; the same on all ranks.
+
+    Args:
+        mpi_comm: mpi4py's communicator of the ranks.
+        xp: The arrays' module: numpy, or cupy, whose current device is the rank's.
+
+    Returns:
+        Facts by name: ranks, hosts, processors, GPUs with the ranks on each, versions, and the
+        variables that steer the libraries, as rank 0 has them.
+    """
+    mine = (platform.node(), _gpu(xp))
+    everyone = mpi_comm.allgather(mine)
+    facts = {
+        "shmemar": __version__,
+        "ranks": str(mpi_comm.size),
+        "hosts": ", ".join(dict.fromkeys(host for host, _ in everyone)),
+        "processor": _processor(),
+        "gpus": _gpus([gpu for _, gpu in everyone]),
+        "python": platform.python_version(),
+        "mpi": load_mpi().Get_library_version().split(",")[0].strip(),
+        **{name: _version(name) for name in PACKAGES},
+        **{
+            name: os.environ[name]
+            for name in sorted(os.environ)
+            if name.startswith(VARIABLES) and "PATH" not in name
+        },
+    }
+    return mpi_comm.bcast({name: text for name, text in facts.items() if text}, root=0)  # type: ignore[no-any-return]
+
+
+def _version(package: str) -> str:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return ""
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()}, {os.cpu_count()} logical"
+    return f"{platform.machine()}, {os.cpu_count()} logical"
+
+
+def _gpu(xp: Any) -> tuple[str, str]:
+    """Name and PCI address of the current GPU; empty without."""
+    if xp is np:
+        return "", ""
+    runtime = xp.cuda.runtime
+    device = xp.cuda.Device()
+    name = runtime.getDeviceProperties(device.id)["name"].decode()
+    return f"{name}, driver of CUDA {runtime.driverGetVersion()}", device.pci_bus_id
+
+
+def _gpus(found: Sequence[tuple[str, str]]) -> str:
+    kinds = dict.fromkeys(name for name, _ in found if name)
+    addresses = [address for _, address in found if address]
+    if not kinds:
+        return "none: times are those of an emulation on the CPU"
+    each = sorted({addresses.count(address) for address in addresses})
+    ranks = " or ".join(map(str, each))
+    return f"{len(set(addresses))} x {'; '.join(kinds)}; ranks on each: {ranks}"
+
+
+def require_memory(mpi_comm: Any, xp: Any, nbytes: int, advice: str) -> None:
+    """Refuse, before anything is allocated, what does not fit into memory. Collective.
+
+    Args:
+        mpi_comm: mpi4py's communicator of the ranks.
+        xp: As of `machine_facts`; the memory is that of the current GPU, or the host's.
+        nbytes: What this rank will allocate.
+        advice: What to do about it: the end of the message's last sentence.
+
+    Raises:
+        ArgumentError: On every rank, with the amounts, when on some GPU or host it does not fit
+            together with what the other ranks there need.
+    """
+    free = int(xp.cuda.Device().mem_info[0]) if xp is not np else _free_on_host()
+    place = (platform.node(), _gpu(xp)[1])
+    everyone = mpi_comm.allgather((place, nbytes, free))
+    for where in dict.fromkeys(place for place, *_ in everyone):
+        needs = [need for place, need, _ in everyone if place == where]
+        room = min(free for place, _, free in everyone if place == where)
+        if sum(needs) > room:
+            host, gpu = where
+            raise ArgumentError(
+                f"{sum(needs) / 2**30:.2f} GiB of memory are needed by {len(needs)} ranks on "
+                f"{'GPU ' + gpu + ' of ' if gpu else ''}{host}, {max(needs) / 2**30:.2f} GiB a "
+                f"rank, where {room / 2**30:.2f} GiB are free; expected them to fit. {advice}"
+            )
+
+
+def _free_on_host() -> int:
+    """Bytes that Linux can give; all of them where it does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return sys.maxsize
+
+
+def write_json(path: Path, program: str, document: Mapping[str, Any]) -> None:
+    """Write a result file, whole or not at all. One rank calls it.
+
+    Args:
+        path: The file; its folder is made.
+        program: Name of the module under ``benchmarks.apps``.
+        document: What is in it, behind date and command line.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    head = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join([f"python -m benchmarks.apps.{program}", *sys.argv[1:]]),
+    }
+    write_whole(path, json.dumps({**head, **document}, indent=1, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no place in a JSON file")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Set rows as text, the first column to the left and the others to the right.
+
+    Args:
+        headings: One a column; the line of them begins with ``#``.
+        rows: Cells: text, integers, floats (four digits that count), or None for ``-``.
+    """
+    lines = [[f"#{headings[0]}", *headings[1:]], *([*map(_cell, row)] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *_right(line[1:], widths[1:])]).rstrip()
+        for line in lines
+    )
+
+
+def _right(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    return [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+
+
+def side_by_side(results: Mapping[str, Mapping[str, Any]], first: str = "") -> str:
+    """Set results of several backends in columns: a row for each name in any of them.
+
+    Args:
+        results: By backend's name: value by name of the quantity.
+        first: Heading of the column of names.
+    """
+    names = list(dict.fromkeys(name for result in results.values() for name in result))
+    rows = [[name, *(result.get(name) for result in results.values())] for name in names]
+    return table([first, *results], rows)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float | np.floating):
+        number = float(value)
+        return f"{number:.4g}" if abs(number) < 1e4 else f"{number:.0f}"
+    return str(value)
+
+
+class Progress:
+    """Lines on the standard error of rank 0, at most one in `every_s` seconds."""
+
+    def __init__(self, rank: int, every_s: float = 5.0) -> None:
+        """Start counting time.
+
+        Args:
+            rank: The own rank; all but 0 are silent.
+            every_s: Seconds between lines; the first comes when they have passed.
+        """
+        self._speaks, self._every_s = rank == 0, every_s
+        self._last = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        """Print `text`, unless a line has just been printed."""
+        now = time.monotonic()
+        if self._speaks and now - self._last >= self._every_s:
+            self._last = now
+            print(f"# ... {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def opened(mpi_comm: Any, names: Sequence[str], backend: str) -> Iterator[dict[str, Communicator]]:
+    """Open communicators, and close them, also behind an error that all ranks have. Collective.
+
+    Args:
+        mpi_comm: mpi4py's communicator of the ranks.
+        names: As of `open_communicators`.
+        backend: Likewise.
+
+    Raises:
+        ShmemarError: As of `open_communicators`; on every rank.
+    """
+    made = open_communicators(mpi_comm, names, backend=backend)
+    try:
+        yield made
+    except (CollectiveTimeoutError, DeviceError):
+        raise  # a peer is gone
+    except ShmemarError:
+        for each in made.values():
+            each.close()
+        raise
+    for each in made.values():
+        each.close()
+
+
+def run_program(body: Callable[[Any], int]) -> int:
+    """Run ``body(world)`` on all ranks, so that errors are told and nothing hangs.
+
+    An error of shmemar's, which all ranks have alike, is one line of rank 0. Any other error is
+    told by the rank that has it, which then ends all ranks: they may be waiting for it.
+
+    Args:
+        body: What to run on MPI's world; returns the exit status.
+
+    Returns:
+        The exit status: that of `body`, or 2.
+    """
+    world = load_mpi().COMM_WORLD
+    try:
+        return body(world)
+    except ShmemarError as error:
+        lost = isinstance(error, CollectiveTimeoutError | DeviceError)
+        if lost:
+            leave_without_finalize(2)
+        if lost or world.rank == 0:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 2
+    except Exception:
+        if world.size == 1:
+            raise
+        traceback.print_exc()
+        sys.stderr.flush()
+        world.Abort(1)
+        raise

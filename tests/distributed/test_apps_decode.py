@@ -1,0 +1,177 @@
+"""Decoding over communicators: the same tokens on all ranks and as on one, and what is counted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.apps.communicators import open_communicators
+from benchmarks.apps.decode import decode, main
+from benchmarks.apps.decode_shape import ModelShape
+from shmemar.errors import ArgumentError, MismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from mpi4py import MPI
+
+    from benchmarks.apps.communicators import Communicator
+
+# Divides over 1, 2, 3, 4, 6, 8 and 12 ranks.
+SHAPE = ModelShape(
+    hidden=96,
+    layers=2,
+    heads=48,
+    kv_heads=24,
+    intermediate=192,
+    vocab=150,
+    batch=2,
+    context=12,
+    dtype="float32",
+)
+OPTIONS = (
+    *("--hidden", "96", "--layers", "2", "--heads", "48", "--kv-heads", "24"),
+    *("--intermediate", "192", "--vocab", "150", "--context", "8", "--tokens", "6"),
+    *("--dtype", "float32"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def divides(world: MPI.Intracomm) -> None:
+    if SHAPE.kv_heads % world.size:
+        pytest.skip(f"24 kv_heads do not divide over {world.size} ranks")
+
+
+@pytest.fixture(scope="module")
+def communicators(world: MPI.Intracomm, backend: str) -> Iterator[dict[str, Communicator]]:
+    made = open_communicators(world, ["shmemar", "mpi", "self"], backend=backend)
+    yield made
+    for each in made.values():
+        each.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_backends_make_the_tokens_of_one_rank(
+    world: MPI.Intracomm, communicators: dict[str, Communicator], agree: Any, dtype: str
+) -> None:
+    shape = replace(SHAPE, dtype=dtype)
+    results = decode(world, communicators, shape, 10, check=True)
+    assert list(results) == ["shmemar", "mpi"] + ["self"] * (world.size == 1)
+    for result in results.values():
+        made, check = result.generation, result.check
+        assert check is not None
+        assert check.is_right
+        # float32 decides nearly all: two logits within 2**-24 times some are rare.
+        assert check.decided >= (19 if dtype == "float32" else 10)
+        assert check.total == made.tokens.size == 20
+        assert (made.allreduces, made.nbytes) == (4, (4 if dtype == "float32" else 2) * 2 * 96)
+        assert len(made.milliseconds) == 9
+        assert min(made.milliseconds) > 0
+        assert (result.alone_ms is None) == (world.size == 1)
+    tokens = {name: each.generation.tokens.tobytes() for name, each in results.items()}
+    assert len(set(agree(tokens["shmemar"]))) == 1
+    if dtype == "float32":
+        assert len(set(tokens.values())) == 1
+
+
+class _Planted:
+    """A communicator whose sums are doubled, on all ranks or on the last one."""
+
+    def __init__(self, comm: Communicator, *, everywhere: bool) -> None:
+        self._comm, self._everywhere = comm, everywhere
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def allreduce(self, x: Any) -> None:
+        self._comm.allreduce(x)
+        if self._everywhere or self._comm.rank == self._comm.size - 1:
+            x *= 2
+
+
+def test_wrong_sums_make_wrong_tokens(
+    world: MPI.Intracomm, communicators: dict[str, Communicator]
+) -> None:
+    planted: dict[str, Any] = {"mpi": _Planted(communicators["mpi"], everywhere=True)}
+    result = decode(world, planted, SHAPE, 10, check=True)["mpi"]
+    assert result.check is not None
+    assert result.check.wrong > 0
+    assert not result.is_right
+
+
+def test_ranks_that_make_different_tokens_are_caught(
+    world: MPI.Intracomm, communicators: dict[str, Communicator]
+) -> None:
+    if world.size == 1:
+        pytest.skip("one rank has nobody to differ from")
+    planted: dict[str, Any] = {"mpi": _Planted(communicators["mpi"], everywhere=False)}
+    with pytest.raises(MismatchError, match=rf"tokens of ranks {world.size - 1} differ"):
+        decode(world, planted, SHAPE, 10)
+
+
+def test_a_model_too_large_is_refused_with_the_amount(
+    world: MPI.Intracomm, communicators: dict[str, Communicator]
+) -> None:
+    large = replace(SHAPE, hidden=9600, intermediate=192_000, layers=500)
+    with pytest.raises(ArgumentError, match=r"GiB of memory are needed by .*--shared-weights"):
+        decode(world, {"mpi": communicators["mpi"]}, large, 10)
+
+
+@pytest.fixture
+def program(
+    world: MPI.Intracomm, backend: str, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line on all ranks; return its status and what this rank printed."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = main([*arguments, "--run-on", backend])
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def test_the_program_prints_and_keeps_results(
+    world: MPI.Intracomm, program: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    file = tmp_path / "decode.json"
+    given = ("--check", "--shared-weights", "--json", str(file), "--backend", "mpi")
+    status, told, _ = program(*OPTIONS, *given)
+    assert status == 0
+    if world.rank:
+        assert not told
+        return
+    assert "# all decided tokens right" in told
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document["shape"]["shared_weights"] is True
+    result = document["backends"]["mpi"]
+    assert result["check"]["wrong"] == 0
+    assert len(result["generation"]["tokens"][0]) == 6
+    assert result["median_ms"] > 0
+    assert (result["share"] is None) == (world.size == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tokens", "9"), "tokens is 9; expected 3 to the 8 positions"),
+        (("--hidden", "97"), "hidden is 97 for 48 heads"),
+        (("--backend", "mpi,ring"), "backends have 'ring'"),
+        (("--layers", "100000000", "--hidden", "9600"), "GiB of memory are needed by"),
+    ],
+)
+def test_wrong_arguments_are_one_line_of_rank_0(
+    world: MPI.Intracomm,
+    program: Callable[..., tuple[int, str, str]],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    status, _, told = program(*OPTIONS, "--backend", "mpi", *arguments)
+    assert status == 2
+    lines = [line for line in told.splitlines() if message in line]
+    assert len(lines) == (1 if world.rank == 0 else 0)
+    assert "Traceback" not in told

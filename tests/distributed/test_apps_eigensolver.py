@@ -1,0 +1,252 @@
+"""The eigensolver over ranks: against scipy, over several backends, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from scipy import linalg
+
+from benchmarks.apps.communicators import open_communicators
+from benchmarks.apps.eigensolver import main
+from benchmarks.apps.eigensolver_layout import Layout
+from benchmarks.apps.eigensolver_measure import problem, residuals
+from benchmarks.apps.eigensolver_solve import Solver, generalised_eigh, tridiagonalise
+from shmemar.errors import ArgumentError, MismatchError, ShmemarError
+from tests.launcher import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from mpi4py import MPI
+
+    from benchmarks.apps.communicators import Communicator
+
+
+@pytest.fixture(scope="module")
+def comms(world: MPI.Intracomm, backend: str) -> Iterator[dict[str, Communicator]]:
+    made = open_communicators(world, ["shmemar", "mpi", "self"], backend=backend)
+    yield made
+    for each in made.values():
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype", "block"),
+    [
+        *((n, "float64", 32) for n in (1, 2, 3, 5, 8, 31, 32, 33, 65, 100, 161, 300)),
+        *((n, "complex128", 8) for n in (1, 2, 3, 8, 9, 50, 97)),
+        *((n, dtype, 8) for n in (7, 29) for dtype in ("float32", "complex64")),
+        *((n, "float64", 1) for n in (4, 9)),
+    ],
+)
+def test_ranks_solve_as_scipy_does(
+    comms: dict[str, Communicator], agree: Any, n: int, dtype: str, block: int
+) -> None:
+    comm = comms["mpi"]
+    a, b = problem(n, dtype, 4)
+    found = generalised_eigh(a, b, comm, block=block)
+    expected = linalg.eigh(a, b, eigvals_only=True)
+    eps = float(np.finfo(dtype).eps)
+    tolerance = 1e-12 if eps < 1e-12 else 20 * n * eps
+    assert np.abs(found.eigenvalues - expected).max() <= tolerance * np.abs(expected).max()
+    layout = Layout(n, block, comm.rank, comm.size)
+    assert np.array_equal(found.own_columns, layout.own)
+    assert (found.allreduces, found.broadcasts) == (layout.nsums(dtype), len(layout.panels))
+    on_device = comm.xp.asarray(a), comm.xp.asarray(b)
+    assert max(residuals(comm, *on_device, found)) * n * eps <= tolerance
+    assert found.alike
+    assert len(set(agree((found.d.tobytes(), found.e.tobytes())))) == 1
+
+
+@pytest.mark.parametrize(("n", "block"), [(1, 4), (7, 4), (40, 32)])
+def test_backends_give_the_same_answer(
+    comms: dict[str, Communicator], agree: Any, n: int, block: int
+) -> None:
+    """And of two ranks the same bits, whose sums have one order."""
+    a, b = problem(n, "float64", 6)
+    found = {}
+    for name in ("shmemar", "mpi"):
+        comms[name].counts.clear()
+        found[name] = generalised_eigh(a, b, comms[name], block=block)
+        assert found[name].alike
+    assert found["shmemar"].allreduces == found["mpi"].allreduces == max(n - 2, 0)
+    difference = np.abs(found["shmemar"].eigenvalues - found["mpi"].eigenvalues).max()
+    assert difference <= 1e-13 * np.abs(found["mpi"].eigenvalues).max()
+    if comms["mpi"].size <= 2:
+        for each in ("d", "e"):
+            assert np.array_equal(getattr(found["shmemar"], each), getattr(found["mpi"], each))
+    assert len(set(agree(found["shmemar"].d.tobytes()))) == 1
+
+
+def test_a_solver_is_used_again_and_sums_as_often(comms: dict[str, Communicator]) -> None:
+    with Solver(35, "complex128", comms["mpi"], block=8) as solver:
+        for seed in range(3):
+            a, b = problem(35, "complex128", seed)
+            found = solver.solve(a, b)
+            expected = linalg.eigh(a, b, eigvals_only=True)
+            assert np.abs(found.eigenvalues - expected).max() <= 1e-12 * np.abs(expected).max()
+            assert (found.allreduces, found.broadcasts) == (34, 5)
+
+
+def test_the_bytes_that_are_summed_are_those_below_the_diagonal(
+    comms: dict[str, Communicator],
+) -> None:
+    comm, n, block = comms["mpi"], 20, 4
+    comm.counts.clear()
+    tridiagonalise(problem(n, "float64", 1)[0], comm, block=block)
+    panels = Layout(n, block, 0, 1).panels
+    assert comm.counts.nbytes == {
+        "allreduce": 8 * sum(n - 1 - j for j in range(n - 2)),
+        "broadcast": 8 * sum((n - each.start) * each.width for each in panels),
+    }
+
+
+class _Wrong:
+    """A communicator whose sums differ on the last rank, in the last bits."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def allreduce(self, x: Any) -> None:
+        self._comm.allreduce(x)
+        if self._comm.rank == self._comm.size - 1:
+            x *= 1 + 1e-14
+
+
+def test_ranks_whose_sums_differ_are_told_and_go_on_with_those_of_one(
+    comms: dict[str, Communicator], agree: Any, backend: str
+) -> None:
+    if comms["mpi"].size == 1 or backend != "emulated":
+        pytest.skip("it needs several ranks, and sums that are called from Python")
+    a, b = problem(30, "float64", 8)
+    wrong: Any = _Wrong(comms["mpi"])
+    found = generalised_eigh(a, b, wrong, block=8)
+    assert agree(found.alike) == [False] * comms["mpi"].size
+    assert len(set(agree((found.d.tobytes(), found.eigenvalues.tobytes())))) == 1
+    assert max(residuals(comms["mpi"], a, b, found)) <= 100
+
+
+def _uneven(rank: int) -> tuple[Any, Any]:
+    a, b = problem(9, "float64", 0)
+    if rank == 0:
+        a[5, 2] += 1
+    return a, b
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (_uneven, ArgumentError, "a is not symmetric"),
+        (lambda _: (problem(9, "float64", 0)[0], -np.eye(9)), ArgumentError, "positive definite"),
+        (
+            lambda rank: problem(9 + (rank == 0), "float64", 0),
+            MismatchError,
+            "n differs between ranks",
+        ),
+        (lambda rank: (np.eye(9 + (rank == 0)), np.eye(9)), ShmemarError, ""),
+    ],
+)
+def test_a_bad_problem_of_one_rank_is_an_error_on_all(
+    comms: dict[str, Communicator],
+    agree: Any,
+    make: Callable[[int], tuple[Any, Any]],
+    error: type[ShmemarError],
+    message: str,
+) -> None:
+    comm = comms["mpi"]
+    if comm.size == 1 and error is MismatchError:
+        pytest.skip("one rank has no other one to differ from")
+    comm.counts.clear()
+    raised = ""
+    try:
+        generalised_eigh(*make(comm.rank), comm)
+    except error as caught:
+        raised = str(caught)
+    everyone = agree(raised)
+    assert all(text and message in text for text in everyone), everyone
+    assert comm.counts.calls == {}
+
+
+def test_the_command_compares_backends_and_keeps_what_it_found(
+    world: MPI.Intracomm, backend: str, tmp_path: Path, agree: Any
+) -> None:
+    path = world.bcast(tmp_path / "found.json", root=0)
+    others = [] if world.size > 1 else ["--no-reference"]
+    arguments = ["--n", "12,33", "--dtype", "float32,complex64", "--block", "8", "--repeat", "1"]
+    keep = ["--check", "--json", str(path), "--plot", str(path.with_suffix(".svg"))]
+    status = main([*arguments, *keep, *others, "--backend", "mpi", "--run-on", backend])
+    assert agree(status) == [0] * world.size
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert document["is_right"] is True
+    assert document["ranks"] == str(world.size)
+    rows = document["rows"]
+    assert [(row["n"], row["dtype"]) for row in rows] == [
+        (n, dtype) for dtype in ("float32", "complex64") for n in (12, 33)
+    ]
+    for row in rows:
+        assert row["allreduces"] == row["n"] - (1 if row["dtype"] == "complex64" else 2)
+        assert row["broadcasts"] == -(-row["n"] // 8)
+        assert row["alike"] is True
+        assert row["compute_us"] > 0
+        assert row["seconds"]["total"] > row["seconds"]["tridiagonalise"] > 0
+        assert (row["reference_s"] is None) == (world.size == 1)
+    assert path.with_suffix(".svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--n", "0"], "n is 0; expected a whole number of 1 or more"),
+        (["--n", "12,x"], "n is 'x'; expected whole numbers"),
+        (["--block", "0"], "block is 0; expected"),
+        (["--dtype", "int32"], "dtype is int32; expected one of float32"),
+        (["--repeat", "0"], "repeat is 0; expected 1 or more"),
+        (["--backend", "ring"], "backends have 'ring'; expected some of shmemar"),
+        (["--plot", "plot.txt"], "ends in .svg or .png"),
+        (["--n", "3000000", "--backend", "mpi"], "GiB of memory are needed"),
+    ],
+)
+def test_wrong_arguments_of_the_command_are_one_line(
+    world: MPI.Intracomm,
+    backend: str,
+    agree: Any,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert agree(main([*arguments, "--run-on", backend])) == [2] * world.size
+    told = capfd.readouterr().err
+    expected = int(world.rank == 0)
+    assert told.count(message) == expected, told
+    assert "Traceback" not in told
+
+
+def test_self_alone_is_refused_with_several_ranks(
+    world: MPI.Intracomm, agree: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if world.size == 1:
+        pytest.skip("one rank may be alone")
+    assert agree(main(["--backend", "self"])) == [2] * world.size
+    told = capfd.readouterr().err
+    assert ("backend is self with" in told) == (world.rank == 0)
+
+
+def test_the_program_of_the_documentation_runs(
+    world: MPI.Intracomm, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "eigensolver.md").read_text(encoding="utf-8")
+    program, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    told: list[str] = []
+    monkeypatch.setenv("SHMEMAR_BACKEND", backend)
+    exec(program, {"print": told.append})  # noqa: S102 - our own text
+    found = [re.fullmatch(r"(\w+): (\d+) all-reduces, (\de[+-]\d\d) off", line) for line in told]
+    assert [each and each[1] for each in found] == ["shmemar", "mpi"][: 2 * (world.rank == 0)]
+    assert all(each and int(each[2]) >= 12 and float(each[3]) < 1e-9 for each in found), told

@@ -1,0 +1,171 @@
+"""Lanczos over communicators: the same eigenvalues from each, and the collectives it makes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from benchmarks.apps.communicators import open_communicators
+from benchmarks.apps.lanczos import main, solve, time_alone
+from benchmarks.apps.lanczos_local import local_work
+from benchmarks.apps.lanczos_problem import Grid
+from benchmarks.apps.lanczos_solver import Lanczos, Options
+from shmemar.errors import ArgumentError, MismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from mpi4py import MPI
+
+    from benchmarks.apps.communicators import Communicator
+
+GRID = Grid(9, 8, 10)
+OPTIONS = Options(4, 16, 1e-10)
+
+
+@pytest.fixture(scope="module")
+def communicators(world: MPI.Intracomm, backend: str) -> Iterator[dict[str, Communicator]]:
+    made = open_communicators(world, ["shmemar", "mpi", "self"], backend=backend)
+    yield made
+    for each in made.values():
+        each.close()
+
+
+@pytest.mark.parametrize("which", ["smallest", "largest"])
+def test_backends_converge_to_the_exact_values(
+    world: MPI.Intracomm, communicators: dict[str, Communicator], agree: Any, which: str
+) -> None:
+    options = Options(4, 16, 1e-10, which)
+    results = [solve(world, communicators[name], GRID, options) for name in ("shmemar", "mpi")]
+    exact = GRID.eigenvalues(4, which)
+    for result in results:
+        np.testing.assert_allclose(result.eigenvalues, exact, rtol=1e-10)
+        assert result.is_right
+        assert result.restarts > 0
+        assert len(result.microseconds) == result.restarts + 1
+        counted = result.counted
+        assert (counted.steps, counted.scalars) == (16, 32)
+        assert counted.scalar_nbytes == sum(8 * (j + 1) + 8 * (j + 2) for j in range(16))
+        assert counted.halos == (16 if world.size > 1 else 0)
+        assert counted.halo_nbytes == counted.halos * 8 * 2 * world.size * 9 * 8
+    # The same bits on all ranks.
+    assert len(set(agree(repr([each.eigenvalues for each in results])))) == 1
+
+
+def test_a_step_makes_three_allreduces(
+    world: MPI.Intracomm, communicators: dict[str, Communicator]
+) -> None:
+    comm = communicators["mpi"]
+    if comm.capturable:
+        pytest.skip("graphs are replayed, and not counted")
+    slab = GRID.slab(world.rank, world.size)
+    work = local_work(slab, comm.xp)
+    solver = Lanczos(comm, work, slab, OPTIONS, GRID.start(slab, 1))
+    before = comm.counts.calls["allreduce"]
+    found = solver.solve(world)
+    expected = found.iterations * (3 if world.size > 1 else 2) + 1  # of the start vector
+    assert comm.counts.calls["allreduce"] - before == expected
+
+
+def test_without_sums_as_many_cycles_are_timed(
+    world: MPI.Intracomm, communicators: dict[str, Communicator]
+) -> None:
+    assert time_alone(world, communicators["self"], GRID, OPTIONS, 3) > 0
+
+
+class _Differing:
+    """A communicator whose sums are one bit off on the last rank, from the 50th on."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm, self._calls = comm, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def allreduce(self, x: Any) -> None:
+        self._comm.allreduce(x)
+        self._calls += 1
+        if self._calls > 50 and self._comm.rank == self._comm.size - 1:
+            x[-1] *= 1 + 2.0**-52
+
+
+def test_ranks_whose_scalars_differ_by_a_bit_are_caught(
+    world: MPI.Intracomm, communicators: dict[str, Communicator]
+) -> None:
+    comm: Any = _Differing(communicators["mpi"])
+    if world.size == 1:
+        assert solve(world, comm, GRID, OPTIONS).is_right
+        return
+    with pytest.raises(MismatchError, match=rf"of ranks {world.size - 1} differ"):
+        solve(world, comm, GRID, OPTIONS)
+
+
+def test_more_ranks_than_planes_are_refused(
+    world: MPI.Intracomm, communicators: dict[str, Communicator]
+) -> None:
+    flat = Grid(40, 9, world.size - 1) if world.size > 1 else Grid(6, 6, 5)
+    with pytest.raises(ArgumentError, match=r"planes along z for|are equal"):
+        solve(world, communicators["mpi"], flat, OPTIONS)
+
+
+@pytest.fixture
+def program(
+    world: MPI.Intracomm, backend: str, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line on all ranks; return its status and what this rank printed."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = main([*arguments, "--run-on", backend])
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def test_the_program_prints_and_keeps_results(
+    world: MPI.Intracomm, program: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    file = tmp_path / "lanczos.json"
+    given = ("--grid", "7,6,8", "--wanted", "2", "--basis", "10", "--json", str(file))
+    status, told, _ = program(*given, "--backend", "shmemar,mpi")
+    assert status == 0
+    if world.rank:
+        assert not told
+        return
+    assert "# all results right" in told
+    assert "#" in told.splitlines()[0]
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document["ranks"] == str(world.size)
+    assert list(document["backends"]) == ["shmemar", "mpi"]
+    for result in document["backends"].values():
+        np.testing.assert_allclose(result["eigenvalues"], document["exact"], rtol=1e-10)
+        assert (result["alone_us"] is None) == (world.size == 1)
+        assert result["median_us"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--grid", "8,8,9"), "are equal"),
+        (("--grid", "8"), "grid is '8'"),
+        (("--basis", "4"), "basis is 4 for 8"),
+        (("--backend", "ring"), "backends have 'ring'"),
+        (("--grid", "3000,2999,2998"), "GiB of memory are needed by"),
+        (("--restarts", "0"), "restarts is 0, within which"),
+    ],
+)
+def test_wrong_arguments_are_one_line_of_rank_0(
+    world: MPI.Intracomm,
+    program: Callable[..., tuple[int, str, str]],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    status, _, told = program("--backend", "mpi", *arguments)
+    assert status == 2
+    lines = [line for line in told.splitlines() if message in line]
+    assert len(lines) == (1 if world.rank == 0 else 0)
+    assert "Traceback" not in told

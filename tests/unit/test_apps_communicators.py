@@ -1,0 +1,117 @@
+"""The applications' communicators, as far as one process shows them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from benchmarks.apps.communicators import NAMES, Communicator, Counts, alone, open_communicators
+from shmemar.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError, ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ON_CPU = ["shmemar", "mpi", "self"]
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[dict[str, Communicator]]:
+    made = open_communicators(MPI.COMM_SELF, ON_CPU, backend="emulated")
+    yield made
+    for each in made.values():
+        each.close()
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_one_rank_sums_to_itself_and_counts(opened: dict[str, Communicator], name: str) -> None:
+    comm = opened[name]
+    assert (comm.name, comm.rank, comm.size, comm.xp) == (name, 0, 1, np)
+    assert not comm.capturable
+    comm.counts.clear()
+    x = comm.empty((3, 5), "float64")
+    x[...] = np.arange(15).reshape(3, 5)
+    comm.allreduce(x)
+    comm.allreduce(x[1])
+    comm.broadcast(x, 0)
+    comm.barrier()
+    assert np.array_equal(x, np.arange(15).reshape(3, 5))
+    assert comm.counts.calls == {"allreduce": 2, "broadcast": 1}
+    assert comm.counts.nbytes == {"allreduce": 160, "broadcast": 120}
+    assert comm.counts.seconds > 0
+    assert comm.host_allgather("x") == ["x"]
+
+
+@pytest.mark.parametrize("name", ["shmemar", "mpi"])
+def test_what_cannot_be_summed_is_refused(opened: dict[str, Communicator], name: str) -> None:
+    comm = opened[name]
+    before = dict(comm.counts.calls)
+    with pytest.raises(ArgumentTypeError, match=r"x is list; expected a numpy\.ndarray"):
+        comm.allreduce([1.0])
+    with pytest.raises(ArgumentError, match="expected a C-contiguous array"):
+        comm.allreduce(np.ones((4, 4))[:, 1])
+    assert comm.counts.calls == before
+
+
+def test_counts_begin_again() -> None:
+    counts = Counts()
+    counts.add("allreduce", 8, 0.5)
+    counts.add("allreduce", 16, 0.25)
+    assert (counts.calls, counts.nbytes) == ({"allreduce": 2}, {"allreduce": 24})
+    assert counts.seconds == 0.75
+    counts.clear()
+    assert counts == Counts()
+
+
+def test_a_process_without_mpi_is_a_communicator_too() -> None:
+    comm = alone()
+    x = comm.empty(4, "complex64")
+    x[...] = 1j
+    comm.allreduce(x)
+    comm.broadcast(x, 0)
+    comm.barrier()
+    assert np.array_equal(x, np.full(4, 1j, "complex64"))
+    assert comm.counts.calls == {"allreduce": 1, "broadcast": 1}
+    with pytest.raises(ArgumentError, match="root is 1; expected 0"):
+        comm.broadcast(x, 1)
+
+
+def test_the_last_of_them_to_close_closes_what_is_behind() -> None:
+    made = open_communicators(MPI.COMM_SELF, ["mpi", "self"], backend="emulated")
+    made["mpi"].close()
+    made["mpi"].close()
+    assert made["self"].host_allgather(1) == [1]
+    made["self"].close()
+    with pytest.raises(ClosedError):
+        made["self"].barrier()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["ring"], "backends have 'ring'; expected some of shmemar, nvshmem, nccl, mpi, self"),
+        ([], "backends have none; expected some of"),
+        (["mpi", "self", "mpi"], "backends are mpi, self, mpi; expected each once"),
+    ],
+)
+def test_names_that_cannot_be_opened_are_refused(names: list[str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        open_communicators(MPI.COMM_SELF, names, backend="emulated")
+
+
+def test_ranks_that_name_different_ones_are_refused() -> None:
+    def allgather(own: Any) -> list[Any]:
+        return [own, ("mpi",)]
+
+    ranks: Any = SimpleNamespace(allgather=allgather)
+    with pytest.raises(ArgumentError, match="differ between ranks: mpi, self on rank 0, mpi on"):
+        open_communicators(ranks, ["mpi", "self"])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_CPU])
+def test_what_needs_gpus_is_refused_without(name: str) -> None:
+    with pytest.raises(BackendUnavailableError, match=f"backend {name} needs GPUs"):
+        open_communicators(MPI.COMM_SELF, ["mpi", name], backend="emulated")

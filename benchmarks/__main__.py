@@ -147,8 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.command in ("compare", "plot"):
         return _compare(arguments) if arguments.command == "compare" else _plot(arguments)
+    is_code = arguments.command == "machine-code"
     for option, names in (
-        ("--kernels", [each.value for each in Kernel]),
+        ("--kernels", [each.value for each in Kernel if each.has_code or not is_code]),
         ("--protocols", [each.value for each in Protocol]),
     ):
         given = getattr(arguments, option[2:], None)
@@ -457,7 +458,7 @@ def _machine_code(arguments: argparse.Namespace) -> int:
     pairs = _pairs(arguments.kernels, arguments.protocols)
     for (kernel, protocol), nranks in product(pairs, ranks):
         wanted = Kernel(kernel), Protocol(protocol), dtype, op, nranks
-        if why_impossible(*wanted) or not wanted[0].has_code:
+        if why_impossible(*wanted):
             continue
         spec = KernelSpec(*wanted)
         for looped in (False, True):

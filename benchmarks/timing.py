@@ -161,6 +161,9 @@ def measure(
         if opened is not None and mode in GRAPHS:
             why = call_once(comm, opened)
             opened = None if why else opened
+        if opened is not None and mode == "device" and opened.prepared is None:
+            why = f"{opened.kernel} has no code of ours to loop over"
+            opened = None
         if opened is not None:
             ready.append((len(rows), contender, opened))
         rows.append(None if opened is not None else _absent(mode, case, contender, why))

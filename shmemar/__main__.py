@@ -121,7 +121,9 @@ def _add_check(commands: Any) -> None:
     checkable = [kernel.value for kernel in Kernel if kernel.has_code]
     check.add_argument("--kernel", choices=checkable, help="default: all")
     check.add_argument(
-        "--protocol", choices=[protocol.value for protocol in Protocol], help="default: all"
+        "--protocol",
+        choices=[each.value for each in Protocol if each is not Protocol.STREAM],
+        help="default: all",
     )
     check.add_argument(
         "--multicast",

@@ -81,6 +81,8 @@ class Communicator(Session):
         below +0; ``avg`` is the sum times the reciprocal of the number of ranks. ``ll128_atomic``,
         where it is pinned, or where a measured table lists it and `determinism` admits it, adds as
         elements arrive, and rounds to their type at each addition: ranks agree, and runs need not.
+        Of ``stock``, likewise, nothing is promised but a sum; pinned, of floats, not even that
+        ranks agree, and on GPUs it has no deadline.
 
         On GPUs the work is enqueued on `stream`, and the call returns before it is done; what goes
         wrong there is raised by the next call or by `check`. numpy arrays are reduced by MPI's own

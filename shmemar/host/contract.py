@@ -190,12 +190,13 @@ class Runtime(Protocol):
             dtype: Element type.
         """
 
-    def try_stock(self, kernel: Any, staging: Memory) -> None:
-        """Make a first call of the stock collective, so that it can be captured. Collective.
+    def try_stock(self, kernel: Any, staging: Memory, part_nbytes: int) -> None:
+        """Make first calls of the stock collective, so that it can be captured. Collective.
 
         Args:
             kernel: What `compile` returned for it.
             staging: Its memory.
+            part_nbytes: Bytes of a part, and of its place there.
         """
 
     def why_no_stock(self) -> str | None:

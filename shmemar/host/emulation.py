@@ -5,7 +5,7 @@ whose waits are for the same thread index on the peers; a kernel that waits for 
 own rank would need them to run at once.
 
 A signal handler of Python's, such as that of Ctrl-C, runs when the kernel has ended, so at the
-deadline at the latest.
+deadline at the latest; in the stock collective, which is MPI's, at once.
 
 Its times are those of processes taking turns on a CPU and say nothing about a GPU.
 """
@@ -185,7 +185,7 @@ class EmulatedRuntime:
         """Make one that is a numpy array."""
         return HostSymmetricArray(memory, shape, dtype, self._bootstrap.rank)
 
-    def try_stock(self, kernel: Any, staging: Memory) -> None:
+    def try_stock(self, kernel: Any, staging: Memory, part_nbytes: int) -> None:
         """Nothing is loaded at its first call."""
 
     def why_no_stock(self) -> str | None:

@@ -88,7 +88,8 @@ class Explanation:
         is_compiled: Whether it was.
         block_threads: Threads a block.
         pdl: When by programmatic dependent launch: ``never``, ``behind a collective``, ``always``.
-        launches: Launches, one behind the other: more than 1 for messages of gigabytes.
+        launches: Launches, one behind the other: more than 1 for messages of gigabytes, or of what
+            the stock collective's memory does not hold.
         passes: Times that the busiest thread or block fills its slots.
         scratch_nbytes: Bytes of symmetric memory of its scratch on each rank, all sizes together.
         others: The other kernels' names, and why each was not chosen.
@@ -212,7 +213,9 @@ class KernelSet:
             max_blocks: Cap on the blocks, beside those of the configuration and of residency.
             pdl: As of `KernelSet.pdl`.
         """
-        when = self.pdl(wanted=pdl) if spec.kernel.has_code else Pdl.NEVER
+        when = self.pdl(wanted=pdl)
+        if not spec.kernel.has_code:
+            when, max_blocks = Pdl.NEVER, None
         key = spec, max_blocks, when
         known = self._prepared.get(key)
         if known is not None:
@@ -225,7 +228,8 @@ class KernelSet:
             return plain
         kernel = self._runtime.compile(spec, layout_for(spec, self._config), stream, pdl=when)
         if not spec.kernel.has_code:
-            self._runtime.try_stock(kernel, self.scratch_for(spec).region)
+            part_nbytes = _longest(spec, layout_for(spec, self._config))
+            self._runtime.try_stock(kernel, self.scratch_for(spec).region, part_nbytes)
         most = self.max_blocks(kernel, max_blocks)
         prepared = Prepared(spec, kernel, self.scratch_for(spec), most, when)
         self._prepared[key] = prepared
@@ -255,8 +259,10 @@ class KernelSet:
         """Say what `choose` chooses, and why nothing else."""
         choice = self.choose(nbytes, dtype, op)
         spec, most = choice.spec, self._least(choice.candidate.max_blocks)
-        when = self.pdl() if spec.kernel.has_code else Pdl.NEVER
-        prepared = self._prepared.get((spec, choice.candidate.max_blocks, when))
+        when, cap = self.pdl(), choice.candidate.max_blocks
+        if not spec.kernel.has_code:
+            when, cap = Pdl.NEVER, None
+        prepared = self._prepared.get((spec, cap, when))
         if prepared is not None:
             spec, most = prepared.spec, prepared.max_blocks
         layout = layout_for(spec, self._config)

@@ -327,6 +327,21 @@ def copy_on_stream(destination: int, source: int, nbytes: int, stream: int) -> N
         _checked(driver.cuMemcpyAsync(destination, source, nbytes, stream))
 
 
+def is_done(stream: int) -> bool:
+    """Whether all that was enqueued on a stream has ended.
+
+    Raises:
+        DeviceError: Some of it failed.
+    """
+    from cuda.bindings import driver
+
+    result = driver.cuStreamQuery(stream)
+    if result[0] == driver.CUresult.CUDA_ERROR_NOT_READY:
+        return False
+    _checked(result)
+    return True
+
+
 def is_capturing(stream: int) -> bool:
     """Return whether a stream is being captured into a CUDA graph."""
     from cuda.bindings import driver

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
+import math
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmemar.config import environment, set_default
-from shmemar.errors import ArgumentError, BackendUnavailableError, DeviceError
+from shmemar.errors import (
+    ArgumentError,
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    DeviceError,
+)
 from shmemar.host.arena import Arena
 from shmemar.host.bootstrap import leave_without_finalize, leaves_without_finalize
 from shmemar.host.contract import Control
@@ -41,6 +48,7 @@ from shmemar.host.launch import (
     current_context,
     current_context_handle,
     is_capturing,
+    is_done,
     load_kernel,
     raise_refusal,
     set_current_context,
@@ -50,7 +58,7 @@ from shmemar.host.ranks import group_ranks, list_groups
 from shmemar.host.stock import NVSHMEM_TYPES, StockArguments, StockReduction
 from shmemar.host.symmetric import DeviceSymmetricArray
 from shmemar.host.user_kernels import compiled
-from shmemar.layout import FAILURE_DTYPE, PACKET_NBYTES, WORD_NBYTES
+from shmemar.layout import FAILURE_DTYPE, WORD_NBYTES
 from shmemar.spec import Backend, KernelSpec, Pdl
 
 if TYPE_CHECKING:
@@ -127,6 +135,7 @@ class _Job:
         device: This process's GPU.
         ranks_per_gpu: The most processes of the job that share a GPU.
         arena: Symmetric memory that communicators divide.
+        stock_order: Orders NVSHMEM's own collectives, of which the job runs one at a time.
     """
 
     current: _Job | None = None
@@ -159,6 +168,7 @@ class _Job:
         self.ranks_per_gpu = ranks_per_gpu
         self._bindings = nvshmem.bindings
         self.arena = Arena(0, 0)
+        self.stock_order: StreamOrder | None = None
         # Before MPI's own end, which runs after Python's exit handlers.
         atexit.register(self._finalize)
 
@@ -418,21 +428,10 @@ class NvshmemRuntime:
         if key not in self._kernels:
             self.refuse_capture(spec.name, stream)
             kernel = self._bootstrap.together(
-                lambda: compiled(
-                    lambda: load_kernel(
-                        spec,
-                        layout,
-                        rank=self._bootstrap.rank,
-                        device=self._device,
-                        pdl=pdl,
-                    ),
-                    spec,
-                ),
+                lambda: compiled(lambda: self._load(spec, layout, pdl), spec),
                 f"compile {spec.name}",
                 self._compile_timeout_s,
             )
-            if self.shares_gpu:
-                kernel.leave_shared_memory()
             # A rank's next launch may be resident beside this one, and would keep out a peer's.
             launches = 2 if pdl is not Pdl.NEVER and self.shares_gpu else 1
             resident = kernel.resident_blocks // (self._job.ranks_per_gpu * launches)
@@ -441,6 +440,13 @@ class NvshmemRuntime:
             self._kernels[key] = kernel
         return self._kernels[key]
 
+    def _load(self, spec: AnyKernelSpec, layout: AnyLayout, pdl: Pdl) -> CudaKernel:
+        rank, device = self._bootstrap.rank, self._device
+        kernel = load_kernel(spec, layout, rank=rank, device=device, pdl=pdl)
+        if self.shares_gpu:
+            kernel.leave_shared_memory()
+        return kernel
+
     def _stock(self, spec: KernelSpec, stream: int) -> StockReduction:
         """Find NVSHMEM's reduction. Collective.
 
@@ -448,39 +454,52 @@ class NvshmemRuntime:
             ArgumentError: `stream` is being captured.
             BackendUnavailableError: It has none.
         """
-        import nvshmem.bindings
-
         self.refuse_capture(spec.name, stream)
         name = f"{NVSHMEM_TYPES[spec.dtype.name]}_{spec.op.value}_reduce_on_stream"
-        found = self._bootstrap.together(
-            lambda: getattr(nvshmem.bindings, name), f"find NVSHMEM's {name}"
-        )
+        found = self._bootstrap.together(lambda: _binding(name), f"find NVSHMEM's {name}")
 
         def reduce(destination: int, source: int, count: int, stream: int) -> None:
             found(TEAM_WORLD, destination, source, count, stream)
 
+        if self._job.stock_order is None:
+            self._job.stock_order = StreamOrder()
         return StockReduction(reduce, spec.dtype.itemsize)
 
-    def try_stock(self, kernel: Any, staging: Memory) -> None:
-        """Reduce an element, as NVSHMEM loads and allocates at its first call. Collective.
+    def try_stock(self, kernel: Any, staging: Memory, part_nbytes: int) -> None:
+        """Reduce an element, and as much as fits, for NVSHMEM loads what it needs. Collective.
 
         Raises:
-            BackendUnavailableError: The memory is not symmetric to NVSHMEM, or it refused.
+            BackendUnavailableError: The memory is not symmetric to NVSHMEM.
+            DeviceError: It refused; peers may be in it then.
+            CollectiveTimeoutError: It did not end within the deadline.
         """
         places = {at - base for at, base in zip(staging.addresses, self._peers, strict=True)}
         if len(places) > 1:
             raise BackendUnavailableError(
                 "the stock collective needs memory at the same place on all ranks, and other "
                 "communicators of some of the ranks have divided the heap unevenly. Make the first "
-                "call of it before them, or unset SHMEMAR_KERNEL."
+                "call of it before them, or have another kernel (SHMEMAR_KERNEL, SHMEMAR_TABLE)."
             )
-        own, setup = staging.addresses[self._bootstrap.rank], self._setup_stream
+        own, handle = staging.addresses[self._bootstrap.rank], int(self._setup_stream.handle)
+        doing = "make a first stock collective"
 
-        def reduce() -> None:
-            kernel.reduce(own + PACKET_NBYTES, own, 1, int(setup.handle))
-            setup.sync()
+        def enqueue() -> None:
+            for count in (1, part_nbytes // kernel.itemsize):
+                kernel.reduce(own + part_nbytes, own, count, handle)
 
-        self._bootstrap.together(reduce, "make a first stock collective", self._compile_timeout_s)
+        self._bootstrap.together(enqueue, doing, self._compile_timeout_s)
+        deadline = time.monotonic() + (self._compile_timeout_s or math.inf)
+        while not is_done(handle):
+            if time.monotonic() > deadline:
+                rank = self._bootstrap.rank
+                raise CollectiveTimeoutError(
+                    f"rank {rank} waited more than {self._compile_timeout_s:g} s for NVSHMEM's "
+                    "first all-reduce to end. A peer failed, or is in another call.",
+                    rank=rank,
+                    missing=(),
+                )
+            time.sleep(0.001)
+        self._bootstrap.allgather(None, doing, self._compile_timeout_s)
 
     def why_no_stock(self) -> str | None:
         """Say that NVSHMEM would reduce over others, too."""
@@ -500,11 +519,16 @@ class NvshmemRuntime:
             order, pdl = self._order, kernel.pdl
             capture = capture_of(stream)
             order.before_launch(stream, capture)
+            stock_order = self._job.stock_order if isinstance(arguments, StockArguments) else None
+            if stock_order is not None:
+                stock_order.before_launch(stream, capture)
             is_programmatic = pdl is Pdl.ALWAYS
             if capture is not None and pdl is Pdl.BEHIND:
                 is_programmatic = order.is_behind_trigger(capture_of(stream))
             kernel.launch(grid, arguments.flat(), stream, is_programmatic=is_programmatic)
             order.after_launch(stream, capture, triggers=pdl is not Pdl.NEVER)
+            if stock_order is not None:
+                stock_order.after_launch(stream, capture)
         except DeviceError as error:
             if capture is None:
                 raise
@@ -721,6 +745,24 @@ def _may_be_captured(stream: int) -> bool:
 @cache
 def _fast_launch() -> Callable[..., int]:
     return compile_launch(DriverCalls.load())
+
+
+def _binding(name: str) -> Callable[..., None]:
+    """Find a function of NVSHMEM's.
+
+    Raises:
+        BackendUnavailableError: This version has none.
+    """
+    import nvshmem.bindings
+
+    try:
+        found: Callable[..., None] = getattr(nvshmem.bindings, name)
+    except AttributeError as error:
+        raise BackendUnavailableError(
+            f"nvshmem.bindings has no {name}; expected it of nvshmem4py 0.4. Have another kernel "
+            "(SHMEMAR_KERNEL)."
+        ) from error
+    return found
 
 
 def _start(init: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
 
@@ -127,6 +127,11 @@ class Session:
             )
             if config.pdl:
                 self._require_pdl(from_environment=True)
+            if terms.kernel is Kernel.STOCK and terms.why_no_stock is not None:
+                raise ConfigurationError(
+                    f"SHMEMAR_KERNEL is stock, and {terms.why_no_stock}. Unset it, or set it to "
+                    "barrier_two_shot."
+                )
             self._kernels = KernelSet(bootstrap, config, self._heap, self._runtime, terms)
             # What the first call is most likely to use, so that a lack of room is said here.
             self._kernels.scratch_for(self._kernels.choose(4, DTYPES["float32"], ReduceOp.SUM).spec)
@@ -332,7 +337,11 @@ class Session:
         pdl: bool | None = None,
     ) -> Prepared:
         with self._breaks_on_timeout():
-            return self._kernels.prepare(spec, stream, max_blocks, pdl=pdl)
+            try:
+                return self._kernels.prepare(spec, stream, max_blocks, pdl=pdl)
+            except DeviceError as error:
+                self._break(error)  # peers may be in a collective already
+                raise
 
     def _use(self, terms: Terms) -> None:
         self._kernels.use(terms)
@@ -367,11 +376,11 @@ class Session:
         arguments: AnyArguments | StockArguments,
         stream: int,
     ) -> None:
+        # In stock emulated ranks have MPI's, which can time out, and be interrupted.
+        is_mpi = self._runtime.is_synchronous and isinstance(arguments, StockArguments)
         try:
-            self._runtime.launch(kernel, grid, arguments, stream)
-        except CollectiveTimeoutError as failure:  # of MPI, the stock of emulated ranks
-            self._break(failure)
-            raise
+            with self._breaks_on_timeout() if is_mpi else nullcontext():
+                self._runtime.launch(kernel, grid, arguments, stream)
         except DeviceError as error:
             self._raise_refused_launch(spec.name, error)
 

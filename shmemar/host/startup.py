@@ -29,7 +29,7 @@ from shmemar.host.runtime import NvshmemRuntime, why_no_gpu
 from shmemar.host.selector import Table, Terms, select
 from shmemar.host.tables import facts_of, kept_path, parse_table
 from shmemar.layout import LL_BUFFERS, LLLayout
-from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel
+from shmemar.spec import MAX_RANKS, Backend, Determinism, Kernel, Protocol
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -243,7 +243,7 @@ def _configure(
     pinned = config.kernel
     if pinned and not pinned.is_deterministic and chosen is not Determinism.NOT_GUARANTEED:
         raise ConfigurationError(
-            f"SHMEMAR_KERNEL is {pinned.value}, whose order of summation varies from run to run; "
+            f"SHMEMAR_KERNEL is {pinned.value}, whose order of summation may vary from run to run; "
             f"determinism is {chosen.value!r}; expected 'not_guaranteed' with it. Pass that to "
             "shmemar.init, or pin another kernel."
         )
@@ -252,6 +252,11 @@ def _configure(
 
 def _check_pins(config: Config) -> None:
     kernel, protocol = config.kernel, config.protocol
+    if protocol is Protocol.STREAM and kernel is None:
+        raise ConfigurationError(
+            "SHMEMAR_PROTOCOL is 'stream', which kernel stock alone has; expected "
+            "SHMEMAR_KERNEL=stock with it. Set that, or unset SHMEMAR_PROTOCOL."
+        )
     if kernel and protocol and protocol not in kernel.protocols:
         expected = " or ".join(each.value for each in kernel.protocols)
         others = [each.value for each in Kernel if each.reduces and protocol in each.protocols]

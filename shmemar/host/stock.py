@@ -71,8 +71,7 @@ class StockReduction:
     """NVSHMEM's all-reduce of one type and operator, in the place of a loaded kernel.
 
     Attributes:
-        reduce: ``reduce(destination, source, count, stream)`` reduces symmetric memory. Not in
-            place: with 4 ranks NVSHMEM 3.8 gives wrong sums then.
+        itemsize: Bytes of an element.
         max_blocks: None: its grid is its own.
         pdl: Never: it is not launched by us.
     """
@@ -80,10 +79,25 @@ class StockReduction:
     max_blocks: int | None = None
     pdl = Pdl.NEVER
 
-    def __init__(self, reduce: Callable[[int, int, int, int], None], itemsize: int) -> None:
-        """Take what enqueues it, for elements of `itemsize` bytes."""
-        self.reduce = reduce
-        self._itemsize = itemsize
+    def __init__(self, call: Callable[[int, int, int, int], None], itemsize: int) -> None:
+        """Take what enqueues it: ``call(destination, source, count, stream)``."""
+        self._call = call
+        self.itemsize = itemsize
+
+    def reduce(self, destination: int, source: int, count: int, stream: int) -> None:
+        """Enqueue it, from symmetric memory to another one.
+
+        Not in place: with 4 ranks NVSHMEM 3.8 gives wrong sums then.
+
+        Raises:
+            DeviceError: It was refused.
+        """
+        try:
+            self._call(destination, source, count, stream)
+        except Exception as error:
+            raise DeviceError(
+                f"NVSHMEM refused its all-reduce ({type(error).__name__}: {error})."
+            ) from error
 
     def launch(
         self, grid: Grid, values: Sequence[int], stream: int, *, is_programmatic: bool = False
@@ -94,14 +108,9 @@ class StockReduction:
             DeviceError: One of them was refused.
         """
         staged, reduced, source, destination, count = values
-        copy_on_stream(staged, source, count * self._itemsize, stream)
-        try:
-            self.reduce(reduced, staged, count, stream)
-        except Exception as error:
-            raise DeviceError(
-                f"NVSHMEM refused its all-reduce ({type(error).__name__}: {error})."
-            ) from error
-        copy_on_stream(destination, reduced, count * self._itemsize, stream)
+        copy_on_stream(staged, source, count * self.itemsize, stream)
+        self.reduce(reduced, staged, count, stream)
+        copy_on_stream(destination, reduced, count * self.itemsize, stream)
 
 
 def reduce_views(spec: KernelSpec, reduce: Callable[[Any, Any, str], None]) -> Callable[..., None]:

@@ -90,6 +90,8 @@ def test_a_contender_that_one_rank_lacks_is_a_row_on_all(
 def test_each_of_our_kernels_is_measured_by_its_name(
     world: MPI.Intracomm, backend: str, candidate: Candidate
 ) -> None:
+    if not candidate.kernel.has_code and world.size > 2:
+        pytest.skip("of floats it serves more than two ranks only where it is pinned")
     with shmemar.init(world, backend=backend, determinism="not_guaranteed") as comm:
         table = comm.table
         (row,) = measure(comm, "eager", CASE, [Ours(candidate)])

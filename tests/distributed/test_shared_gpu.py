@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import shmemar
+
 if TYPE_CHECKING:
-    import shmemar
+    from mpi4py import MPI
 
 pytestmark = pytest.mark.gpu
 
@@ -31,12 +33,17 @@ extern "C" __global__ void fill(float *x, int count, float value) {
 
 @pytest.mark.parametrize("nbytes", [512 << 10, 8 << 20])
 def test_a_late_peers_kernel_with_shared_memory_runs_while_the_others_wait(
-    comm: shmemar.Communicator, backend: str, agree: Any, nbytes: int
+    world: MPI.Intracomm, backend: str, comm: shmemar.Communicator, agree: Any, nbytes: int
 ) -> None:
     if backend != "nvshmem":
         pytest.skip("--backend is not nvshmem")
+    if not comm._runtime.shares_gpu:
+        pytest.skip("each rank has a GPU of its own")
     import cupy
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHMEMAR_TIMEOUT_S", "5")
+        own = shmemar.init(world, backend=backend)
     count = nbytes // 4
     x, out = cupy.zeros(count, "float32"), cupy.zeros(count, "float32")
     fill = cupy.RawKernel(SOURCE, "fill")
@@ -48,15 +55,16 @@ def test_a_late_peers_kernel_with_shared_memory_runs_while_the_others_wait(
 
     # Everything is loaded before any rank waits, and the blocks of the wait are everywhere.
     run(0)
-    comm.allreduce(x, out=out)
+    own.allreduce(x, out=out)
     cupy.cuda.Device().synchronize()
     sums = []
-    for late in range(comm.size):
-        comm.host_barrier()
-        if comm.rank == late:
+    for late in range(own.size):
+        own.host_barrier()
+        if own.rank == late:
             time.sleep(LATE_S)
-        run(late + comm.rank)
-        comm.allreduce(x, out=out)
+        run(late + own.rank)
+        own.allreduce(x, out=out)
         sums.append(sorted(set(out.get().tolist())))
-    ranks = range(comm.size)
-    assert agree(sums) == [[[sum(late + r for r in ranks)] for late in ranks]] * comm.size
+    ranks = range(own.size)
+    assert agree(sums) == [[[sum(late + r for r in ranks)] for late in ranks]] * own.size
+    own.close()

@@ -138,3 +138,101 @@ def test_a_communicator_of_some_ranks_has_none_on_gpus(
             f"NVSHMEM's reduces over all {world.size} processes of the job"
         )
     part.Free()
+
+
+def test_pinned_it_wants_all_processes_of_the_job(
+    world: MPI.Intracomm, backend: str, comm: shmemar.Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.backend is Backend.EMULATED or world.size < 2:
+        pytest.skip("MPI reduces over any ranks")
+    part: Any = world.Split(world.rank % 2)
+    monkeypatch.setenv("SHMEMAR_KERNEL", "stock")
+    with pytest.raises(shmemar.ConfigurationError, match="SHMEMAR_KERNEL is stock, and NVSHMEM's"):
+        shmemar.init(part, backend=backend, determinism="not_guaranteed")
+    part.Free()
+
+
+def test_its_protocol_alone_pins_nothing(
+    world: MPI.Intracomm, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHMEMAR_PROTOCOL", "stream")
+    with pytest.raises(shmemar.ConfigurationError, match="SHMEMAR_PROTOCOL is 'stream', which"):
+        shmemar.init(world, backend=backend, determinism="not_guaranteed")
+
+
+def test_emulated_it_has_mpis_deadline(
+    world: MPI.Intracomm, backend: str, comm: shmemar.Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.backend is not Backend.EMULATED or world.size < 2:
+        pytest.skip("on GPUs NVSHMEM has no deadline")
+    monkeypatch.setenv("SHMEMAR_KERNEL", "stock")
+    monkeypatch.setenv("SHMEMAR_TIMEOUT_S", "0.5")
+    late = shmemar.init(world, backend=backend, determinism="not_guaranteed")
+    x = np.ones(8, np.float32)
+    late.allreduce(x)
+    if world.rank == 0:
+        with pytest.raises(shmemar.CollectiveTimeoutError, match="all-reduce"):
+            late.allreduce(x)
+        with pytest.raises(shmemar.CollectiveTimeoutError, match="all-reduce"):
+            late.check()
+    world.barrier()
+    late._abandon()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nbytes", [4, 64 << 10, 40 << 20])
+def test_a_first_call_of_a_plan_is_captured(
+    pinned: Pinned, backend: str, agree: Any, nbytes: int
+) -> None:
+    if backend != "nvshmem":
+        pytest.skip("--backend is not nvshmem")
+    import cupy
+
+    comm = pinned(Kernel.STOCK, Protocol.STREAM)
+    x, out = (cupy.full(nbytes // 4, comm.rank + 1, "float32") for _ in range(2))
+    plan = comm.plan_allreduce(x, out)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.begin_capture()
+    plan(stream=stream)
+    graph = stream.end_capture()
+    total = comm.size * (comm.size + 1) // 2
+    seen = []
+    for factor in (1, 3):
+        x[...] = factor * (comm.rank + 1)
+        cupy.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        seen.append((float(out.min()), float(out.max())))
+    assert agree(seen) == [[(total, total), (3 * total, 3 * total)]] * comm.size
+
+
+@pytest.mark.gpu
+def test_two_communicators_take_turns_at_it(world: MPI.Intracomm, backend: str, agree: Any) -> None:
+    if backend != "nvshmem":
+        pytest.skip("--backend is not nvshmem")
+    import cupy
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHMEMAR_KERNEL", "stock")
+        patch.setenv("SHMEMAR_TWO_SHOT_SCRATCH_NBYTES", str(2 << 20))
+        both = [
+            shmemar.init(world, backend=backend, determinism="not_guaranteed") for _ in range(2)
+        ]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in both]
+    count = (1 << 20) // 4
+    wrong = 0
+    x = [cupy.empty(count, "float32") for _ in both]
+    out = [cupy.empty(count, "float32") for _ in both]
+    for turn in range(20):
+        for each in range(2):
+            x[each][...] = (turn + each) * (world.rank + 1)
+        cupy.cuda.Device().synchronize()
+        for comm, source, target, stream in zip(both, x, out, streams, strict=True):
+            comm.allreduce(source, out=target, stream=stream)
+        cupy.cuda.Device().synchronize()
+        for each in range(2):
+            expected = (turn + each) * world.size * (world.size + 1) // 2
+            wrong += int((out[each] != expected).sum())
+    assert agree(wrong) == [0] * world.size
+    for comm in both:
+        comm.close()

@@ -21,7 +21,7 @@ from tests.ptx.assembler import Assembly, assemble
 
 REGISTERS = {2: 48, 4: 48, 8: 64}
 """Budget by number of ranks. With 64 registers a multiprocessor holds 8 blocks of 128 threads, with
-48 ten."""
+48 ten, which the product of float16 needs at 2 ranks."""
 
 ONE_SHOT_PASSES = 2
 """The first pass of a one-shot kernel has code of its own, beside that of the loop."""

@@ -47,6 +47,7 @@ terms_drawn = st.builds(
     determinism=st.sampled_from(Determinism),
     multicast=st.booleans(),
     why_no_lines=st.sampled_from([None, "not tested"]),
+    why_no_stock=st.sampled_from([None, "there are others"]),
 )
 calls = st.sampled_from([(d, op) for d in DTYPES.values() for op in supported_ops(d)])
 
@@ -68,6 +69,8 @@ def test_every_call_is_served_by_what_supports_it_and_by_the_same_each_time(
         assert spec.protocol is not Protocol.SENTINEL
     if terms.why_no_lines:
         assert spec.kernel is not Kernel.LL128_ATOMIC
+    if terms.why_no_stock or (terms.nranks > 2 and not dtype.is_integer):
+        assert spec.kernel is not Kernel.STOCK
     assert terms.multicast or not spec.multicast
     assert select(nbytes, dtype, op, terms) == choice
     others = dict(refusals(nbytes, dtype, op, terms))
@@ -87,7 +90,8 @@ def test_the_first_of_the_band_that_can_serve_does(
     for candidate in before:
         alone = Terms(terms.nranks, table(candidate), terms.determinism)
         is_lines = candidate.kernel is Kernel.LL128_ATOMIC and terms.why_no_lines
-        assert is_lines or select(nbytes, *call, alone).candidate != candidate
+        is_stock = candidate.kernel is Kernel.STOCK and terms.why_no_stock
+        assert is_lines or is_stock or select(nbytes, *call, alone).candidate != candidate
         assert "listed behind" not in others[candidate.name]
 
 

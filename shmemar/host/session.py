@@ -340,7 +340,8 @@ class Session:
             try:
                 return self._kernels.prepare(spec, stream, max_blocks, pdl=pdl)
             except DeviceError as error:
-                self._break(error)  # peers may be in a collective already
+                if not spec.kernel.has_code:  # peers may be in its first call already
+                    self._break(error)
                 raise
 
     def _use(self, terms: Terms) -> None:

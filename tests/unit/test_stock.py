@@ -10,8 +10,9 @@ import pytest
 
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.errors import BackendUnavailableError, CollectiveTimeoutError, DeviceError
-from shmemar.host import launch, stock
+from shmemar.host import launch, session, stock
 from shmemar.host import runtime as runtime_module
+from shmemar.host.communicator import Communicator
 from shmemar.host.runtime import NvshmemRuntime
 from shmemar.host.stock import NVSHMEM_TYPES, StockArguments, StockReduction
 from shmemar.layout import Grid
@@ -162,3 +163,21 @@ def test_nothing_is_gained_by_preparing_it() -> None:
     runtime = made()
     runtime._gate = object()
     assert runtime.bind(None, Grid(0, 0), StockArguments(0, 0, 0, 0, 1)) is None
+
+
+@pytest.mark.parametrize("kernel", [Kernel.STOCK, Kernel.ONE_SHOT])
+def test_a_first_call_that_is_refused_breaks_the_communicator(
+    monkeypatch: pytest.MonkeyPatch, kernel: Kernel
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise DeviceError("NVSHMEM refused.")
+
+    monkeypatch.setattr(session, "leave_without_finalize", lambda: None)
+    comm: Any = object.__new__(Communicator)
+    comm._is_closed, comm._failure = True, None
+    comm._kernels = SimpleNamespace(prepare=refuse)
+    comm._shut = lambda: None
+    spec = KernelSpec(kernel, kernel.default_protocol, DTYPES["float64"], ReduceOp.SUM, 2)
+    with pytest.raises(DeviceError, match="NVSHMEM refused"):
+        comm._prepare(spec, 0)
+    assert (comm._failure is not None) == (kernel is Kernel.STOCK)

@@ -2,168 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import math
+import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from shmemar.dtypes import DTYPES, as_dtype
+from benchmarks.apps.communicator_base import Counting, Job
+from shmemar.dtypes import DTYPES
 from shmemar.errors import ArgumentError, BackendUnavailableError
 from shmemar.host.exact import numpy_dtype
-from shmemar.host.interop import host_operand, stream_handle
 from shmemar.host.runtime import TEAM_WORLD
-from shmemar.spec import Backend
+from shmemar.host.stock import NVSHMEM_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Mapping
 
-    import shmemar
     from shmemar.host.interop import Operand
 
-__all__ = ["BACKENDS", "Counting", "Counts", "Job", "require"]
+__all__ = ["BACKENDS", "require"]
 
 T = TypeVar("T")
-
-
-@dataclass
-class Counts:
-    """What was asked of a communicator. Calls that are captured count once, when captured.
-
-    Attributes:
-        calls: Calls by the collective's name, ``allreduce`` or ``broadcast``.
-        nbytes: Bytes of their arrays, likewise.
-        seconds: Time that the host spent in them. On GPUs most return before they are done.
-    """
-
-    calls: dict[str, int] = field(default_factory=dict)
-    nbytes: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def add(self, name: str, nbytes: int, seconds: float) -> None:
-        """Count a call."""
-        self.calls[name] = self.calls.get(name, 0) + 1
-        self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
-        self.seconds += seconds
-
-    def clear(self) -> None:
-        """Begin again."""
-        self.calls.clear()
-        self.nbytes.clear()
-        self.seconds = 0.0
-
-
-class Job:
-    """The ranks behind all communicators that were opened together. The last one closes it."""
-
-    def __init__(self, ours: shmemar.Communicator) -> None:
-        self.ours = ours
-        self.on_gpus = ours.backend is not Backend.EMULATED
-        self.xp: Any = np
-        self.users = 0
-        if self.on_gpus:
-            self.xp = ours.host_together(self._cupy, "load CuPy")
-
-    def _cupy(self) -> Any:
-        try:
-            import cupy
-        except ImportError as error:
-            raise BackendUnavailableError(
-                f"CuPy could not be loaded ({error}), whose arrays applications use on GPUs; "
-                "install it, or use backend 'emulated'."
-            ) from error
-        runtime: Any = self.ours._runtime
-        cupy.cuda.Device(runtime._device.device_id).use()
-        return cupy
-
-    def operand(self, x: Any) -> tuple[Operand, int]:
-        """Check an array; return it with the handle of its library's current stream."""
-        if not self.on_gpus:
-            return host_operand("x", x, writeable=True), 0
-        runtime: Any = self.ours._runtime
-        stream = stream_handle(None, x)
-        return runtime.operand("x", x, stream, writeable=True), stream
-
-    def synchronize(self) -> None:
-        """Wait until everything on this rank's GPU has ended."""
-        if self.on_gpus:
-            runtime: Any = self.ours._runtime
-            runtime.synchronize()
-
-    def leave(self) -> None:
-        """Close what is behind, when nobody uses it any more."""
-        self.users -= 1
-        if not self.users:
-            self.ours.close()
-
-
-class Counting(ABC):
-    """What all communicators share: they count, and meet on the host."""
-
-    name: str
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._is_closed = False
-        self.rank = job.ours.rank
-        self.size = job.ours.size
-        self.xp = job.xp
-        self.capturable = job.on_gpus
-        self.counts = Counts()
-        job.users += 1
-
-    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
-        """Make an array in ordinary memory."""
-        return self.xp.empty(shape, dtype)
-
-    def prepare(self, dtype: str, nbytes: int) -> None:
-        """Make a call of that size, whose libraries load what they need."""
-        if not self._job.on_gpus:
-            return
-        x = self.empty(max(nbytes // as_dtype(dtype).itemsize, 1), dtype)
-        x.fill(0)
-        self._sum(x)
-        self._copy(x, 0)
-        self.barrier()
-
-    def allreduce(self, x: Any) -> None:
-        """Sum in place."""
-        start = time.perf_counter()
-        self._sum(x)
-        self.counts.add("allreduce", int(x.nbytes), time.perf_counter() - start)
-
-    def broadcast(self, x: Any, root: int) -> None:
-        """Copy in place."""
-        start = time.perf_counter()
-        self._copy(x, root)
-        self.counts.add("broadcast", int(x.nbytes), time.perf_counter() - start)
-
-    @abstractmethod
-    def _sum(self, x: Any) -> None: ...
-
-    @abstractmethod
-    def _copy(self, x: Any, root: int) -> None: ...
-
-    def barrier(self) -> None:
-        """Wait for the own GPU, and then for the others."""
-        self._job.synchronize()
-        self._job.ours.host_barrier()
-
-    def host_allgather(self, item: T) -> list[T]:
-        """Gather over MPI."""
-        return self._job.ours.host_allgather(item)
-
-    def describe(self) -> dict[str, str]:
-        """Say what it runs on, as `shmemar.Communicator.describe` does."""
-        return self._job.ours.describe()
-
-    def close(self) -> None:
-        """Leave the others."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._job.leave()
 
 
 class _Shmemar(Counting):
@@ -189,33 +49,44 @@ class _Mpi(Counting):
 
     name = "mpi"
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, settled: Any) -> None:
+        super().__init__(job, settled)
         self.capturable = False
         self._pinned: Any = np.empty(0, np.uint8)
         self._stream: int | None = None
 
     def _sum(self, x: Any) -> None:
-        with self._on_host(x) as host:
-            self._job.ours._bootstrap.allreduce_host(host, host, "sum")
+        operand, stream = self._job.operand(x)
+        mpi = self._job.ours._bootstrap
+        with self._job.ours._breaks_on_timeout():
+            host = self._to_host(x, operand, stream)
+            mpi.allreduce_host(host, host, "sum")
+            self._from_host(host, operand, stream)
 
     def _copy(self, x: Any, root: int) -> None:
-        with self._on_host(x) as host:
-            self._job.ours._bootstrap.broadcast_host(host, root)
-
-    @contextmanager
-    def _on_host(self, x: Any) -> Iterator[Any]:
         operand, stream = self._job.operand(x)
         with self._job.ours._breaks_on_timeout():
-            if not self._job.on_gpus:
-                yield x
-                return
-            runtime = self.xp.cuda.runtime
-            host = self._buffer(operand.nbytes, stream)
+            host = self._to_host(x, operand, stream, is_read=self.rank == root)
+            self._job.ours._bootstrap.broadcast_host(host, root)
+            if self.rank != root:
+                self._from_host(host, operand, stream)
+
+    def _to_host(self, x: Any, operand: Operand, stream: int, *, is_read: bool = True) -> Any:
+        """An array of numpy with what is in `x`, or, unless it is read, with anything."""
+        if not self._job.on_gpus:
+            return x
+        runtime = self.xp.cuda.runtime
+        host = self._buffer(operand.nbytes, stream)
+        if is_read:
             there = host.ctypes.data, operand.address, operand.nbytes
             runtime.memcpyAsync(*there, runtime.memcpyDeviceToHost, stream)
-            runtime.streamSynchronize(stream)
-            yield host.view(numpy_dtype(operand.dtype))
+        # Also what was copied from there before has to be done.
+        runtime.streamSynchronize(stream)
+        return host.view(numpy_dtype(operand.dtype))
+
+    def _from_host(self, host: Any, operand: Operand, stream: int) -> None:
+        if self._job.on_gpus:
+            runtime = self.xp.cuda.runtime
             back = operand.address, host.ctypes.data, operand.nbytes
             runtime.memcpyAsync(*back, runtime.memcpyHostToDevice, stream)
 
@@ -230,69 +101,145 @@ class _Mpi(Counting):
         return self._pinned[:nbytes]
 
 
+_FLAG_NBYTES = 16
+
+
+class _Loan:
+    """What an array holds while it lies in a part of the symmetric heap."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass
+class _Part:
+    """A part of the symmetric heap.
+
+    Attributes:
+        address: Of this rank's.
+        nbytes: Its bytes.
+        loan: Finds what an array or its parts still hold; None once they are gone.
+    """
+
+    address: int
+    nbytes: int
+    loan: weakref.ref[_Loan]
+
+
 class _Nvshmem(Counting):
-    """NVSHMEM's own collectives on a stream, in arrays of its symmetric heap."""
+    """NVSHMEM's own collectives on a stream, in arrays of its symmetric heap.
+
+    They go from one buffer to another, as NVSHMEM 3.8 gives wrong sums in place from 4 ranks and
+    some 12,000 float32 on; then the result is copied to where it is wanted. A sum of one integer
+    goes before each broadcast, so that all ranks are ready for it.
+    """
 
     name = "nvshmem"
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    @classmethod
+    def settle(cls, job: Job) -> Any:
+        """NVSHMEM's numbers of the ranks."""
+        runtime: Any = job.ours._runtime
+        return job.ours.host_allgather(runtime._job.pe)
+
+    def __init__(self, job: Job, settled: Any) -> None:
+        super().__init__(job, settled)
         import nvshmem.bindings
 
         self._bindings = nvshmem.bindings
-        self._parts: list[tuple[int, int]] = []
-        self._stage: Any = None
+        self._pes: list[int] = settled
+        self._parts: list[_Part] = []
+        self._flags = self._staged = self._reduced = _Part(0, 0, weakref.ref(_Loan()))
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
-        """Make an array in the symmetric heap."""
-        array = self.xp.asarray(self._job.ours.symmetric_array(shape, dtype))
-        self._parts.append((array.data.ptr, array.nbytes))
-        return array
+        """Make an array in the symmetric heap, in a part of this size that nobody has any more."""
+        extents = shape if isinstance(shape, tuple) else (shape,)
+        kind = np.dtype(dtype)
+        nbytes = math.prod(extents) * kind.itemsize
+        self._job.synchronize()
+        free = [
+            number
+            for number, part in enumerate(self._parts)
+            if part.nbytes == nbytes and part.loan() is None
+        ]
+        # Ranks drop arrays at different times.
+        agreed = set(free).intersection(*self.host_allgather(free))
+        if not agreed:
+            self._parts.append(self._allocate(nbytes))
+        part = self._parts[min(agreed) if agreed else -1]
+        self._reserve(reduced=nbytes)
+        loan = _Loan()
+        part.loan = weakref.ref(loan)
+        cuda = self.xp.cuda
+        memory = cuda.UnownedMemory(part.address, nbytes, loan)
+        return self.xp.ndarray(extents, kind, cuda.MemoryPointer(memory, 0))
+
+    def prepare(self, dtype: str, nbytes: int) -> None:
+        """Make room for arrays that are not in the heap, too, and a call of that size."""
+        self._reserve(staged=nbytes, reduced=nbytes)
+        super().prepare(dtype, nbytes)
+
+    def _reserve(self, *, staged: int = 0, reduced: int = 0) -> None:
+        """Have buffers of this many bytes at least. Collective."""
+        wanted = {"_flags": 2 * _FLAG_NBYTES, "_staged": staged, "_reduced": reduced}
+        for name, nbytes in wanted.items():
+            if getattr(self, name).nbytes < nbytes:
+                setattr(self, name, self._allocate(nbytes))
+
+    def _allocate(self, nbytes: int) -> _Part:
+        """Take a part of the heap, which stays until the end: graphs may use it. Collective."""
+        made = self._job.ours.symmetric_array((nbytes,), np.uint8)
+        runtime: Any = self._job.ours._runtime
+        places = {at - base for at, base in zip(made.addresses, runtime._peers, strict=True)}
+        if len(places) > 1:
+            raise BackendUnavailableError(
+                "backend nvshmem needs memory at the same place on all ranks, and other "
+                "communicators of some of the ranks have divided the heap unevenly. Open it before "
+                "them."
+            )
+        return _Part(made.addresses[self.rank], nbytes, weakref.ref(_Loan()))
 
     def _sum(self, x: Any) -> None:
         operand, stream = self._job.operand(x)
-        name = operand.dtype.name
-        if name in ("complex64", "complex128"):
-            name = {"complex64": "float32", "complex128": "float64"}[name]
-            operand = operand.as_components(DTYPES[name])
-        if name not in _NVSHMEM_TYPES:
-            expected = ", ".join(_NVSHMEM_TYPES)
-            raise ArgumentError(f"x is of {name}; expected one of {expected}, or complex.")
-        reduce = getattr(self._bindings, f"{_NVSHMEM_TYPES[name]}_sum_reduce_on_stream")
-        with self._in_heap(operand, stream) as at:
-            reduce(TEAM_WORLD, at, at, operand.count, stream)
+        operand, name = _as_type_of(NVSHMEM_TYPES, operand)
+        reduce = getattr(self._bindings, f"{name}_sum_reduce_on_stream")
+        source, result = self._buffers(operand, stream)
+        reduce(TEAM_WORLD, result, source, operand.count, stream)
+        self._move(operand.address, result, operand.nbytes, stream)
 
     def _copy(self, x: Any, root: int) -> None:
         operand, stream = self._job.operand(x)
         broadcast = self._bindings.uint8_broadcast_on_stream
-        with self._in_heap(operand, stream) as at:
-            broadcast(TEAM_WORLD, at, at, operand.nbytes, root, stream)
+        source, result = self._buffers(operand, stream)
+        # The root's data would come while others still copy what was there before.
+        flag = self._flags.address
+        self._bindings.int32_sum_reduce_on_stream(TEAM_WORLD, flag + _FLAG_NBYTES, flag, 1, stream)
+        broadcast(TEAM_WORLD, result, source, operand.nbytes, self._pes[root], stream)
+        if self.rank != root:
+            self._move(operand.address, result, operand.nbytes, stream)
 
-    @contextmanager
-    def _in_heap(self, operand: Operand, stream: int) -> Iterator[int]:
-        """Address of the array in the heap, or of a copy, which is copied back."""
-        for start, nbytes in self._parts:
-            if start <= operand.address and operand.address + operand.nbytes <= start + nbytes:
-                yield operand.address
-                return
-        if self._stage is None or self._stage.nbytes < operand.nbytes:
-            self._job.synchronize()
-            self._stage = self.empty(max(operand.nbytes, 1), np.uint8)
-        runtime, at = self.xp.cuda.runtime, self._stage.data.ptr
-        kind = runtime.memcpyDeviceToDevice
-        runtime.memcpyAsync(at, operand.address, operand.nbytes, kind, stream)
-        yield at
-        runtime.memcpyAsync(operand.address, at, operand.nbytes, kind, stream)
+    def _buffers(self, operand: Operand, stream: int) -> tuple[int, int]:
+        """Addresses in the heap: of the array, or of a copy of it, and of room for a result."""
+        nbytes, start = operand.nbytes, operand.address
+        in_heap = any(
+            part.address <= start and start + nbytes <= part.address + part.nbytes
+            for part in self._parts
+        )
+        if self._reduced.nbytes < nbytes or (not in_heap and self._staged.nbytes < nbytes):
+            if self.xp.cuda.runtime.streamIsCapturing(stream):
+                raise ArgumentError(
+                    f"x has {nbytes} bytes, for which there is no room in the symmetric heap, and "
+                    "the stream is being captured; expected a call of prepare with this size "
+                    "before."
+                )
+            self._reserve(staged=0 if in_heap else nbytes, reduced=nbytes)
+        if in_heap:
+            return start, self._reduced.address
+        self._move(self._staged.address, start, nbytes, stream)
+        return self._staged.address, self._reduced.address
 
-
-_NVSHMEM_TYPES = {
-    "float16": "half",
-    "bfloat16": "bfloat16",
-    "float32": "float",
-    "float64": "double",
-    "int32": "int32",
-    "int64": "int64",
-}
+    def _move(self, to: int, at: int, nbytes: int, stream: int) -> None:
+        runtime = self.xp.cuda.runtime
+        runtime.memcpyAsync(to, at, nbytes, runtime.memcpyDeviceToDevice, stream)
 
 
 class _Nccl(Counting):
@@ -300,24 +247,21 @@ class _Nccl(Counting):
 
     name = "nccl"
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    @classmethod
+    def settle(cls, job: Job) -> Any:
+        """NCCL's name of this set of ranks."""
+        return job.ours.host_allgather(job.ours.host_together(lambda: _nccl_id(job), "use NCCL"))[0]
+
+    def __init__(self, job: Job, settled: Any) -> None:
+        super().__init__(job, settled)
         from cupy.cuda import nccl
 
-        ours = job.ours
-        identity = ours.host_allgather(nccl.get_unique_id() if ours.rank == 0 else None)[0]
-        self._nccl = nccl.NcclCommunicator(ours.size, identity, ours.rank)
+        self._nccl = nccl.NcclCommunicator(job.ours.size, settled, job.ours.rank)
 
     def _sum(self, x: Any) -> None:
         operand, stream = self._job.operand(x)
-        name = operand.dtype.name
-        if name in ("complex64", "complex128"):
-            name = {"complex64": "float32", "complex128": "float64"}[name]
-            operand = operand.as_components(DTYPES[name])
-        if name not in _NCCL_TYPES:
-            expected = ", ".join(_NCCL_TYPES)
-            raise ArgumentError(f"x is of {name}; expected one of {expected}, or complex.")
-        at, kind = operand.address, _NCCL_TYPES[name]
+        operand, kind = _as_type_of(_NCCL_TYPES, operand)
+        at = operand.address
         self._nccl.allReduce(at, at, operand.count, kind, _NCCL_SUM, stream)
 
     def _copy(self, x: Any, root: int) -> None:
@@ -330,6 +274,14 @@ class _Nccl(Counting):
             self._job.synchronize()
             self._nccl.destroy()
         super().close()
+
+
+def _nccl_id(job: Job) -> Any:
+    if job.ours.rank:
+        return None
+    from cupy.cuda import nccl
+
+    return nccl.get_unique_id()
 
 
 _NCCL_SUM = 0
@@ -347,6 +299,23 @@ _NCCL_TYPES = {
 }
 """``ncclDataType_t`` of nccl.h, as CuPy has no name for bfloat16."""
 
+_COMPONENTS = {"complex64": "float32", "complex128": "float64"}
+
+
+def _as_type_of(types: Mapping[str, T], operand: Operand) -> tuple[Operand, T]:
+    """Find what a library calls a type; complex numbers are summed as pairs of real ones.
+
+    Raises:
+        ArgumentError: It has none.
+    """
+    name = operand.dtype.name
+    if name in _COMPONENTS:
+        name = _COMPONENTS[name]
+        operand = operand.as_components(DTYPES[name])
+    if name not in types:
+        raise ArgumentError(f"x is of {name}; expected one of {', '.join(types)}, or complex.")
+    return operand, types[name]
+
 
 class _Self(Counting):
     """No communication: what is left is the rest of the application's time."""
@@ -363,7 +332,7 @@ class _Self(Counting):
         pass
 
 
-BACKENDS: dict[str, Callable[[Job], Counting]] = {
+BACKENDS: dict[str, type[Counting]] = {
     "shmemar": _Shmemar,
     "nvshmem": _Nvshmem,
     "nccl": _Nccl,

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 import shmemar
-from benchmarks.apps.communicator_backends import BACKENDS, Counts, Job, require
-from shmemar.errors import ArgumentError, ShmemarError
+from benchmarks.apps.communicator_backends import BACKENDS, require
+from benchmarks.apps.communicator_base import Counts, Job
+from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +54,8 @@ class Communicator(Protocol):
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         """Make an array that collectives take without a copy, as its contiguous parts. Collective.
 
-        Extents are 1 or more. It lasts as long as the communicator.
+        Extents are 1 or more, the same on all ranks. It lasts as long as the communicator, whose
+        memory it may go back to when nothing refers to it any more: end graphs that use it before.
         """
 
     def prepare(self, dtype: str, nbytes: int) -> None:
@@ -156,11 +158,17 @@ def open_communicators(
         for name in names:
             ours.host_together(lambda name=name: require(job, name), f"open {name}")  # type: ignore[misc]
         for name in names:
+            settled = BACKENDS[name].settle(job)
             opened[name] = ours.host_together(
-                lambda name=name: BACKENDS[name](job),  # type: ignore[misc]
+                lambda name=name, settled=settled: BACKENDS[name](job, settled),  # type: ignore[misc]
                 f"open {name}",
             )
-    except ShmemarError:
+    except (CollectiveTimeoutError, DeviceError):
+        ours.close()  # a peer is gone
+        raise
+    except Exception:
+        for each in opened.values():
+            each.close()
         ours.close()
         raise
     return opened

@@ -9,7 +9,11 @@ On GPUs, with torch, a step is one CUDA graph; ``mpi`` can't be captured and is 
 Generation begins with one token a sequence at position 0; attention always runs over the whole
 context, so that a step takes as long at any position. Time in communication is found by running the
 same graph with ``self``, whose collectives do nothing, and taking the difference; its tokens are
-thrown away. Without GPUs numpy computes, for tests.
+thrown away. Of ``mpi`` on GPUs that says nothing, as launches would count as communication: its
+share is not given (``-``, in JSON null). Without GPUs numpy computes, for tests.
+
+Only shmemar promises all ranks the same bits, and tokens that differ are an error of it. Of another
+backend rank 0's are taken, and the result says that they were not alike.
 
 With ``--shared-weights`` one layer's weights serve all layers, so that many layers run in little
 memory. When they fit the GPU's L2 cache (50 MB of an H200), they are read from there and not from
@@ -22,7 +26,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,16 +34,21 @@ from benchmarks.apps.decode_ops import ops_for
 from benchmarks.apps.decode_runs import Check, compare, generate, reference
 from benchmarks.apps.decode_shape import DTYPES, WORKING_NBYTES, ModelShape
 from benchmarks.apps.decode_weights import make_weights
+from benchmarks.apps.eigensolver_agreement import together
 from benchmarks.apps.reporting import (
     Progress,
+    add_common_options,
     machine_facts,
+    on_first,
     opened,
+    print_facts,
     require_memory,
+    require_summing,
+    require_writable,
     run_program,
     side_by_side,
     write_json,
 )
-from shmemar.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +56,7 @@ if TYPE_CHECKING:
     from benchmarks.apps.communicators import Communicator
     from benchmarks.apps.decode_runs import Generation
 
-__all__ = ["Result", "decode", "main", "summarise"]
+__all__ = ["Result", "decode", "main", "summarise", "without_communication"]
 
 ADVICE = "Take fewer layers, a smaller vocabulary, --shared-weights, or more GPUs."
 
@@ -59,7 +67,8 @@ class Result:
 
     Attributes:
         generation: Its tokens and times.
-        alone_ms: Median from token to token without communication; None of one rank.
+        alone_ms: Median from token to token without communication; None of one rank, or where it
+            was not measured in the same way: one captured, and the other not.
         same: Tokens that are those of the first backend.
         check: The comparison with float32, where that was asked for.
     """
@@ -104,14 +113,15 @@ def decode(
     Raises:
         ArgumentError: The model does not divide over the ranks, or does not fit into memory.
         BackendUnavailableError: torch or ml_dtypes is missing, and needed.
-        MismatchError: Ranks made different tokens.
+        MismatchError: Ranks made different tokens over shmemar.
+        ShmemarError: The float32 run failed on rank 0; on every rank.
     """
     rank, size = mpi_comm.rank, mpi_comm.size
     shape.require_split(size)
     shape.require_tokens(tokens)
     real = {name: each for name, each in communicators.items() if name != "self" or size == 1}
     xp = next(iter(communicators.values())).xp
-    ops = ops_for(xp, shape.dtype)
+    ops = together(next(iter(communicators.values())), lambda: ops_for(xp, shape.dtype))
     extra = shape.reference_nbytes() if check and rank == 0 else 0
     working = 0 if xp is np else WORKING_NBYTES
     require_memory(mpi_comm, xp, shape.nbytes(size) + extra + working, ADVICE)
@@ -120,25 +130,40 @@ def decode(
     for name, comm in real.items():
         progress(f"tokens over {name}")
         made[name] = generate(mpi_comm, ops, shape, weights, comm, tokens)
-    alone_ms = None
+    alone = None
     if size > 1 and "self" in communicators:
         comm = communicators["self"]
-        timed = generate(mpi_comm, ops, shape, weights, comm, tokens, is_real=False)
-        alone_ms = timed.median_ms
+        alone = generate(mpi_comm, ops, shape, weights, comm, tokens, is_real=False)
     checks: dict[str, Check] = {}
-    if check and rank == 0:
-        progress("the float32 run on one rank")
-        whole = weights if size == 1 else make_weights(ops, shape, 0, 1, seed, progress)
-        wide = ops_for(xp, "float32")
-        for name, each in made.items():
-            expected = reference(wide, xp, shape, whole, each.tokens)
-            checks[name] = compare(shape, each.tokens, expected)
-    checks = mpi_comm.bcast(checks, root=0)
+    if check:
+
+        def run_checks() -> dict[str, Check]:
+            progress("the float32 run on one rank")
+            whole = weights if size == 1 else make_weights(ops, shape, 0, 1, seed, progress)
+            wide = ops_for(xp, "float32")
+            return {
+                name: compare(shape, each.tokens, reference(wide, xp, shape, whole, each.tokens))
+                for name, each in made.items()
+            }
+
+        checks = on_first(mpi_comm, run_checks)
     first = next(iter(made.values()))
     return {
-        name: Result(each, alone_ms, int((each.tokens == first.tokens).sum()), checks.get(name))
+        name: Result(
+            each,
+            without_communication(each, alone),
+            int((each.tokens == first.tokens).sum()),
+            checks.get(name),
+        )
         for name, each in made.items()
     }
+
+
+def without_communication(made: Generation, alone: Generation | None) -> float | None:
+    """Median milliseconds of `alone`; None unless both were captured, or neither."""
+    if alone is None or alone.is_captured != made.is_captured:
+        return None
+    return alone.median_ms
 
 
 def summarise(result: Result) -> dict[str, Any]:
@@ -155,6 +180,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "all-reduces a token": made.allreduces,
         "  bytes of one": made.nbytes,
         "tokens": made.tokens.size,
+        "  same on all ranks": "yes" if made.alike else "NO",
         "  as of the first backend": result.same,
         "  decided in float32": check.decided if check else None,
         "  decided and wrong": check.wrong if check else None,
@@ -180,13 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--check", action="store_true", help="compare with a float32 run on rank 0 alone"
     )
-    parser.add_argument(
-        "--backend", default="shmemar,mpi", metavar="NAME,...", help="%(default)s, side by side"
-    )
-    parser.add_argument(
-        "--run-on", default="auto", choices=["auto", "nvshmem", "emulated"], help="as shmemar.init"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write results here too")
+    add_common_options(parser)
     arguments = parser.parse_args(argv)
     return run_program(lambda world: _run(world, arguments))
 
@@ -196,17 +216,13 @@ def _run(world: Any, arguments: argparse.Namespace) -> int:
     shape.require_split(world.size)
     shape.require_tokens(arguments.tokens)
     names = arguments.backend.split(",")
-    if world.size > 1 and names == ["self"]:
-        raise ArgumentError(
-            f"backend is self with {world.size} ranks, which it does not sum; expected another one "
-            "too. It is added for the share of communication."
-        )
-    others = ["self"] if world.size > 1 and "self" not in names else []
+    require_summing(names, world.size)
+    require_writable(world, arguments.json)
+    others = ["self"] if world.size > 1 else []
     with opened(world, [*names, *others], arguments.run_on) as communicators:
         facts = machine_facts(world, communicators[names[0]].xp)
         if world.rank == 0:
-            for name, text in facts.items():
-                print(f"# {name}: {text}")
+            print_facts(facts)
             print(f"# {shape}", flush=True)
         results = decode(
             world,
@@ -220,6 +236,8 @@ def _run(world: Any, arguments: argparse.Namespace) -> int:
     is_right = all(each.is_right for each in results.values())
     if world.rank == 0:
         print(side_by_side({name: summarise(each) for name, each in results.items()}))
+        if world.size > 1 and any(each.alone_ms is None for each in results.values()):
+            print("# no share of communication (-): called step by step, where self is in a graph")
         if arguments.check:
             print("# all decided tokens right" if is_right else "# WRONG tokens, or none decided")
         sys.stdout.flush()

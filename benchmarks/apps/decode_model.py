@@ -91,6 +91,14 @@ class Decoder:
         finally:
             self._comm = comm
 
+    def prepare(self) -> None:
+        """Sum the buffer of all sums once, so that what they run is loaded. Collective.
+
+        It does what the communicator's `prepare` does, which would make an array of the model's
+        type by itself: CuPy has no bfloat16 everywhere.
+        """
+        self._comm.allreduce(self._partial)
+
     def reset(self) -> None:
         """Begin again. What is in the caches is behind the mask until it is overwritten."""
         self._position[...] = 0

@@ -6,8 +6,9 @@ is in :mod:`benchmarks.apps.eigensolver_solve`, and docs/eigensolver.md says how
 
 Times are maxima over ranks, of those medians. On GPUs a panel's columns are one CUDA graph, made
 before the first solve. Time in communication is found by running the same graphs with ``self``,
-whose collectives do nothing, in the place of the backend, and taking the difference. The reference
-is one rank alone: scipy.linalg.eigh, or on GPUs cuSOLVER's through CuPy.
+whose collectives do nothing, in the place of the backend, and taking the difference. Where a
+backend's calls can't be captured, ``mpi`` on GPUs, it is not given: more is launched there. The
+reference is one rank alone: scipy.linalg.eigh, or on GPUs cuSOLVER's through CuPy.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.apps.communicators import NAMES
 from benchmarks.apps.eigensolver_layout import DTYPES, check_problem
 from benchmarks.apps.eigensolver_measure import TIMED, Case, measure
 from benchmarks.apps.eigensolver_plot import check_plot, draw
@@ -30,8 +30,12 @@ from benchmarks.apps.eigensolver_solve import (
 )
 from benchmarks.apps.reporting import (
     Progress,
+    add_common_options,
     machine_facts,
     opened,
+    print_facts,
+    require_summing,
+    require_writable,
     run_program,
     side_by_side,
     write_json,
@@ -64,23 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--dtype", default="float64", metavar="TYPE,...", help=f"of {', '.join(DTYPES)}"
     )
     parser.add_argument("--block", default=64, type=int, help="columns of a block; %(default)s")
-    parser.add_argument(
-        "--backend",
-        default="shmemar,mpi",
-        metavar="NAME,...",
-        help=f"of {', '.join(NAMES)}, side by side; %(default)s",
-    )
-    parser.add_argument(
-        "--run-on", default="auto", choices=["auto", "nvshmem", "emulated"], help="as shmemar.init"
-    )
     parser.add_argument("--repeat", default=3, type=int, help="solves that are timed; %(default)s")
     parser.add_argument("--seed", default=1, type=int, help="of the problems")
     parser.add_argument("--check", action="store_true", help="compute residuals too")
     parser.add_argument(
         "--no-reference", action="store_true", help="leave out the solve on one rank"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write results here too")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time per column over n")
+    add_common_options(parser)
     arguments = parser.parse_args(argv)
     return run_program(lambda world: _run(world, arguments))
 
@@ -90,18 +85,14 @@ def _run(world: Any, arguments: argparse.Namespace) -> int:
     if arguments.plot:
         check_plot(arguments.plot)
     names = arguments.backend.split(",")
-    if world.size > 1 and "self" in names:
-        raise ArgumentError(
-            f"backend is self with {world.size} ranks, which it does not sum; expected others. "
-            "What is not communication is timed with it anyway."
-        )
+    require_summing(names, world.size)
+    require_writable(world, arguments.json, arguments.plot)
     others = [] if "self" in names else ["self"]
     with opened(world, [*names, *others], arguments.run_on) as comms:
         facts = machine_facts(world, comms["self"].xp)
         speaks = world.rank == 0
         if speaks:
-            for name, text in facts.items():
-                print(f"# {name}: {text}")
+            print_facts(facts)
             print("# times: maxima over ranks, medians of solves behind the first", flush=True)
         results: list[Result] = []
         for case in cases:
@@ -159,6 +150,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "us a column": result.column_us,
         "  without communication": result.compute_us,
         "  share of communication": result.share,
+        "host in collectives (s)": result.call_s,
         "captured in graphs": "yes" if result.captured else "no",
         "capturing, once (s)": result.capture_s,
         **{f"{name} (s)": result.seconds[name] for name in TIMED},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from benchmarks.apps.eigensolver_layout import needed
 from benchmarks.apps.reporting import require_memory
 from shmemar.errors import MismatchError
 from shmemar.host.bootstrap import as_entry, raise_any
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from benchmarks.apps.communicators import Communicator
+    from benchmarks.apps.eigensolver_layout import Layout
 
-__all__ = ["agreed", "compare", "require_room", "same_vectors", "together"]
+__all__ = ["agreed", "compare", "require_room", "require_room_for", "same_pairs", "together"]
 
 T = TypeVar("T")
 
@@ -72,6 +74,23 @@ def require_room(comm: Communicator, arrays: int, host: int) -> None:
     require_memory(ranks, np, host, advice)
 
 
+def require_room_for(
+    comm: Communicator, layout: Layout, dtype: np.dtype[Any], *matrices: Any
+) -> None:
+    """Refuse matrices of numpy whose copies do not fit on a GPU beside the rest. Collective.
+
+    Raises:
+        ArgumentError: As of `require_room`.
+    """
+    if comm.xp is np:
+        return
+    copies = sum(each.nbytes for each in matrices if isinstance(each, np.ndarray))
+    if any(comm.host_allgather(copies)):
+        n, nown = layout.n, len(layout.own)
+        there = (n * n + n * nown) * dtype.itemsize  # reflectors, own columns
+        require_room(comm, needed(layout, dtype).arrays - there + copies, 0)
+
+
 def agreed(
     comm: Communicator, d: NDArray[Any], e: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any], bool]:
@@ -85,12 +104,15 @@ def agreed(
     return d, e, False
 
 
-def same_vectors(comm: Communicator, vectors: NDArray[Any]) -> NDArray[Any]:
-    """The same vectors on all ranks, so that those of a cluster are orthogonal across ranks.
+def same_pairs(
+    comm: Communicator, values: NDArray[Any], vectors: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The same eigenvalues and vectors on all ranks: rank 0's, where LAPACK's are not the same.
 
-    LAPACK gives the same where processors and threads are; two rows tell whether it did.
+    It gives the same where processors and threads are. Vectors of a cluster have to be of one rank,
+    to be orthogonal across ranks. The values and two rows of the vectors tell whether they are.
     """
-    rows = vectors[[0, len(vectors) // 2]]
-    if len(set(comm.host_allgather(hashlib.sha256(rows.tobytes()).digest()))) == 1:
-        return vectors
-    return comm.host_allgather(vectors if comm.rank == 0 else None)[0]  # type: ignore[return-value]
+    seen = values.tobytes() + vectors[[0, len(vectors) // 2]].tobytes()
+    if len(set(comm.host_allgather(hashlib.sha256(seen).digest()))) == 1:
+        return values, vectors
+    return comm.host_allgather((values, vectors) if comm.rank == 0 else None)[0]  # type: ignore[return-value]

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceWork"]
 
+_SHARED = ("panel", "summed")
+
 _GEMM = {"f": "sgemm", "d": "dgemm", "F": "cgemm", "D": "zgemm"}
 
 
@@ -49,56 +51,72 @@ class DeviceWork:
     """
 
     def __init__(self, layout: Layout, dtype: np.dtype[Any], comm: Communicator) -> None:
-        """Allocate and compile. Collective."""
+        """Allocate what is this rank's alone."""
         self._layout, self._dtype, self._comm = layout, dtype, comm
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._graphs: dict[int, list[Callable[[], None]]] = {}
         self.captured, self.capture_seconds = 0, 0.0
-        n = layout.n
+        self._real = dtype.type(0).real.dtype
         with self._stream:
-            self._arrays = self._allocate()
+            self._made = {
+                name: self._zeros(cupy.empty, name, size)
+                for name, size in array_sizes(layout).items()
+                if name not in _SHARED
+            }
             self._own = cupy.asarray(layout.own)
         self._stream.synchronize()
+
+    def _zeros(self, empty: Callable[..., Any], name: str, size: int) -> Any:
+        made = empty(size, self._real if name in REAL else self._dtype)
+        made.fill(0)
+        return made
+
+    def share(self) -> None:
+        """Allocate what is broadcast and summed, where the communicator wants it. Collective."""
+        sizes = array_sizes(self._layout)
+        with self._stream:
+            for name in _SHARED:
+                self._made[name] = self._zeros(self._comm.empty, name, sizes[name])
+        self._stream.synchronize()
+
+    def warm_up(self) -> None:
+        """Compile, and run what a solve runs between the first sum and the last.
+
+        What runs first is loaded, which may wait for kernels that spin for a peer: so all ranks
+        load before any rank sums. The matrix is zero, and stays so.
+        """
+        n = self._layout.n
+        self._arrays = ColumnArrays(**self._made)
         self.reflectors = self._arrays.v.reshape(n, n).T
         self.tau = self._arrays.tau
         # numba would wait for CuPy's stream at each launch, which a capture forbids.
         seen = ColumnArrays(*(cuda.as_cuda_array(each, sync=False) for each in self._arrays))
-        self._loop = ColumnLoop(layout, dtype, seen, cuda.external_stream(self._stream.ptr))
-
-    def _allocate(self) -> ColumnArrays:
-        real = self._dtype.type(0).real.dtype
-        made = {}
-        for name, size in array_sizes(self._layout).items():
-            # What is summed and broadcast is where the communicator wants it.
-            empty = self._comm.empty if name in ("panel", "summed") else cupy.empty
-            made[name] = empty(size, real if name in REAL else self._dtype)
-            made[name].fill(0)
-        return ColumnArrays(**made)
+        self._loop = ColumnLoop(
+            self._layout, self._dtype, seen, cuda.external_stream(self._stream.ptr)
+        )
+        with self._stream:
+            for _ in self._loop.run(self._layout.panels[0]):
+                pass
+            for panel in self._layout.panels:  # cuBLAS's kernels depend on the extents
+                self.pack(panel)
+                self.update(panel)
+        self._stream.synchronize()
 
     def prepare(self) -> None:
-        """Load everything that a solve runs, and capture the column loops. Collective.
-
-        What runs first is loaded, which may wait for kernels that spin for a peer: so all ranks
-        load before any rank sums.
-        """
-        panels, nsums = self._layout.panels, self._layout.nsums(self._dtype)
-        with self._stream:
-            for _ in self._loop.run(panels[0]):
-                pass
-            self.update(panels[0])
-        self._comm.barrier()
-        if nsums:
+        """Load what the sums run. Collective."""
+        if self._layout.nsums(self._dtype):
             with self._stream:
                 self._comm.prepare(self._dtype.name, self._arrays.summed.nbytes)
-        self._comm.barrier()
+
+    def capture(self) -> None:
+        """Capture the column loops of all panels."""
         start, before = time.perf_counter(), self._comm.counts.calls.get("allreduce", 0)
         with self._stream:
-            for panel in panels:
+            for panel in self._layout.panels:
                 self._graphs[panel.start] = self._capture(panel)
         self._stream.synchronize()
         self.capture_seconds = time.perf_counter() - start
         self.captured = self._comm.counts.calls.get("allreduce", 0) - before
-        self._comm.barrier()
 
     def _capture(self, panel: Panel) -> list[Callable[[], None]]:
         """The steps of a panel's column loop: graphs, and what could not be captured."""

@@ -49,7 +49,7 @@ class HostWork:
     capture_seconds = 0.0
 
     def __init__(self, layout: Layout, dtype: np.dtype[Any], comm: Communicator) -> None:
-        """Allocate. Collective.
+        """Allocate what is this rank's alone.
 
         Args:
             layout: Who has which columns.
@@ -62,17 +62,29 @@ class HostWork:
         self._columns = _zeros((n, len(layout.own)), dtype)
         self.reflectors = _zeros((n, n), dtype)
         self._w = _zeros((n, block), dtype)
-        self._panel = comm.empty(n * block, dtype)
-        self._panel[...] = 0
-        self._y = comm.empty(n, dtype)
+        self._panel: Any = None
+        self._y: Any = None
         self.tau = np.zeros(n, dtype)
         self.d, self.e = np.zeros(n, real), np.zeros(n, real)
         self._nsums = layout.nsums(dtype)
+
+    def share(self) -> None:
+        """Allocate what is broadcast and summed. Collective."""
+        n = self._layout.n
+        self._panel = self._comm.empty(n * self._layout.block, self._dtype)
+        self._panel[...] = 0
+        self._y = self._comm.empty(n, self._dtype)
+
+    def warm_up(self) -> None:
+        """Nothing is loaded at its first call."""
 
     def prepare(self) -> None:
         """Compile what the sums run, where they are compiled. Collective."""
         if self._nsums:
             self._comm.prepare(self._dtype.name, self._y.nbytes)
+
+    def capture(self) -> None:
+        """Nothing is captured."""
 
     def context(self) -> AbstractContextManager[None]:
         """Where all work is done."""

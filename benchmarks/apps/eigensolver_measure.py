@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import linalg
@@ -12,7 +12,7 @@ from scipy import linalg
 from benchmarks.apps.eigensolver_agreement import require_room
 from benchmarks.apps.eigensolver_layout import Layout, check_problem, needed
 from benchmarks.apps.eigensolver_solve import PHASES, Solver
-from shmemar.host.bootstrap import as_entry, raise_any
+from benchmarks.apps.reporting import on_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from benchmarks.apps.eigensolver_solve import Solution
 
 __all__ = ["LIMIT", "TIMED", "Case", "Result", "measure", "problem", "residuals"]
-
-T = TypeVar("T")
 
 TIMED = (*PHASES, "total")
 """Names of times."""
@@ -41,7 +39,7 @@ class Case:
         n: Rows and columns.
         dtype: Element type.
         block: Columns of a block.
-        repeat: Solves that are timed, behind one that is not.
+        repeat: Solves that are timed, behind one that is not; of the reference, too.
         checks: Whether residuals are computed.
         has_reference: Whether one rank solves it alone, with a library.
     """
@@ -68,9 +66,13 @@ class Result:
         seconds: By phase, and ``total``.
         column_us: Microseconds of the tridiagonalisation, a column.
         compute_us: Likewise with collectives that do nothing: everything but the communication.
+            None where they were captured and the backend's were not: launches would count as
+            communication.
+        call_s: Seconds that the host was in calls of collectives, in the last solve. On GPUs most
+            calls return before they are done, and captured ones are not called.
         capture_s: Seconds of capturing the graphs, before the first solve.
-        allreduces: Of a solve.
-        broadcasts: Of a solve.
+        allreduces: Of the last solve; in `trouble` where another one had others.
+        broadcasts: Likewise.
         alike: Whether all ranks found the same bits of the tridiagonal matrix, each time.
         same_bits: Whether the first backend found them too.
         difference: Of the eigenvalues from the first backend's; in units of n times the rounding of
@@ -79,7 +81,8 @@ class Result:
         residual: Largest ``||A x - lambda B x|| / ((||A|| + |lambda| ||B||) ||x||)``; None unless
             checked.
         orthogonality: Largest element of ``X^H B X - I``; likewise.
-        reference_s: Seconds of the reference on one rank; None without.
+        reference_s: Median seconds of the reference on one rank, behind one that is not timed; None
+            without.
         trouble: What is wrong; empty where nothing is.
     """
 
@@ -91,7 +94,8 @@ class Result:
     captured: bool
     seconds: dict[str, float]
     column_us: float
-    compute_us: float
+    compute_us: float | None
+    call_s: float
     capture_s: float
     allreduces: int
     broadcasts: int
@@ -105,9 +109,9 @@ class Result:
     trouble: tuple[str, ...]
 
     @property
-    def share(self) -> float:
-        """Part of a column's time that is communication."""
-        return 1 - self.compute_us / self.column_us
+    def share(self) -> float | None:
+        """Part of a column's time that is communication; None as `compute_us`."""
+        return None if self.compute_us is None else 1 - self.compute_us / self.column_us
 
     def as_dict(self) -> dict[str, Any]:
         """The result for a JSON file."""
@@ -169,7 +173,9 @@ def measure(
     reference_s, expected = None, None
     if case.has_reference:
         progress(f"n {case.n}: reference on one rank")
-        reference_s, expected = _on_first(mpi_comm, lambda: _time_reference(silent.xp, a, b))
+        reference_s, expected = on_first(
+            mpi_comm, lambda: _time_reference(silent.xp, a, b, case.repeat)
+        )
     runs = [_run(mpi_comm, comms[name], case, (a, b), progress) for name in names]
     progress(f"n {case.n}: without communication")
     compute_us = _time_compute(mpi_comm, silent, case, a) / case.n * 1e6
@@ -186,10 +192,11 @@ def measure(
             "captured": run.comm.capturable,
             "seconds": seconds,
             "column_us": seconds["tridiagonalise"] / case.n * 1e6,
-            "compute_us": compute_us,
+            "compute_us": compute_us if run.comm.capturable == silent.capturable else None,
+            "call_s": run.call_s,
             "capture_s": run.capture_s,
-            "allreduces": run.allreduces,
-            "broadcasts": run.broadcasts,
+            "allreduces": run.counts[-1][0],
+            "broadcasts": run.counts[-1][1],
             "alike": run.alike,
             "same_bits": all(map(np.array_equal, (run.d, run.e), (first.d, first.e))),
             "difference": _difference(run.values, first.values, case),
@@ -200,7 +207,7 @@ def measure(
         }
         if expected is not None:
             found["reference_difference"] = _difference(run.values, expected, case)
-        results.append(Result(**found, trouble=_trouble(found, layout)))
+        results.append(Result(**found, trouble=_trouble(found, run.counts, layout)))
     everyone: list[list[Result]] = mpi_comm.allgather(results)
     return everyone[0]
 
@@ -213,8 +220,8 @@ class _Run:
     capture_s: float
     times: list[dict[str, float]]
     alike: bool
-    allreduces: int
-    broadcasts: int
+    counts: list[tuple[int, int]]
+    call_s: float
     values: NDArray[Any]
     d: NDArray[Any]
     e: NDArray[Any]
@@ -244,16 +251,19 @@ def _run(
     def tell(text: str) -> None:
         progress(f"n {case.n}, {comm.name}: {text}")
 
-    times = []
+    times, counts = [], []
     alike = True
     with Solver(case.n, case.dtype, comm, block=case.block) as solver:
         capture_s = max(mpi_comm.allgather(solver.capture_seconds))
         for number in range(case.repeat + 1):
             comm.barrier()
+            called_s = comm.counts.seconds
             start = time.perf_counter()
             solution = solver.solve(*problem_, progress=tell)
             taken = {**solution.timings, "total": time.perf_counter() - start}
+            called_s = comm.counts.seconds - called_s
             alike = alike and solution.alike
+            counts.append((solution.allreduces, solution.broadcasts))
             if number:
                 everyone = mpi_comm.allgather(taken)
                 times.append({name: max(each[name] for each in everyone) for name in TIMED})
@@ -263,8 +273,8 @@ def _run(
         capture_s,
         times,
         alike,
-        solution.allreduces,
-        solution.broadcasts,
+        counts,
+        max(mpi_comm.allgather(called_s)),
         solution.eigenvalues,
         solution.d,
         solution.e,
@@ -307,7 +317,9 @@ def _difference(values: NDArray[Any], expected: NDArray[Any], case: Case) -> flo
     return float(np.abs(values - expected).max()) / (largest * unit) if largest else 0.0
 
 
-def _trouble(found: dict[str, Any], layout: Layout) -> tuple[str, ...]:
+def _trouble(
+    found: dict[str, Any], counts: Sequence[tuple[int, int]], layout: Layout
+) -> tuple[str, ...]:
     """Say what is wrong with a result."""
     nsums, npanels = layout.nsums(found["dtype"]), len(layout.panels)
     trouble = [
@@ -315,44 +327,31 @@ def _trouble(found: dict[str, Any], layout: Layout) -> tuple[str, ...]:
         for name in ("difference", "reference_difference", "residual", "orthogonality")
         if found[name] is not None and not found[name] <= LIMIT
     ]
-    if (found["allreduces"], found["broadcasts"]) != (nsums, npanels):
-        trouble.append(
-            f"{found['allreduces']} all-reduces and {found['broadcasts']} broadcasts; expected "
-            f"{nsums} and {npanels}"
-        )
+    trouble += [
+        f"{allreduces} all-reduces and {broadcasts} broadcasts in solve {number}; expected "
+        f"{nsums} and {npanels}"
+        for number, (allreduces, broadcasts) in enumerate(counts)
+        if (allreduces, broadcasts) != (nsums, npanels)
+    ]
     if not found["alike"] and found["backend"] == "shmemar":
         trouble.append("the ranks found other bits, which shmemar's sums exclude")
     return tuple(trouble)
 
 
-def _on_first(mpi_comm: Any, action: Callable[[], T]) -> T:
-    """Run something on rank 0, while the others sleep. Collective."""
-    entry: tuple[Any, Any] | None = None
-    if mpi_comm.rank == 0:
-        try:
-            entry = None, action()
-        except Exception as error:  # noqa: BLE001 - the other ranks are told
-            entry = as_entry(error), None
-    request = mpi_comm.Ibarrier()
-    while not request.Test():
-        time.sleep(0.001)
-    failed, result = mpi_comm.bcast(entry, root=0)
-    raise_any(None, [failed])
-    return result  # type: ignore[no-any-return]
-
-
-def _time_reference(xp: Any, a: Any, b: Any) -> tuple[float, NDArray[Any]]:
-    """Seconds of a library's solve, and the eigenvalues."""
-    if xp is np:
+def _time_reference(xp: Any, a: Any, b: Any, repeat: int) -> tuple[float, NDArray[Any]]:
+    """Median seconds of a library's solve, behind one that loads all of it; the eigenvalues."""
+    times = []
+    for _ in range(repeat + 1):
         start = time.perf_counter()
-        values, _ = linalg.eigh(a, b)
-        return time.perf_counter() - start, values
-    _reference_on_gpu(xp, xp.eye(64, dtype=a.dtype), xp.eye(64, dtype=a.dtype))  # loads all of it
-    xp.cuda.Device().synchronize()
-    start = time.perf_counter()
-    found = _reference_on_gpu(xp, a, b)
-    xp.cuda.Device().synchronize()
-    return time.perf_counter() - start, found.get()
+        if xp is np:
+            values, _ = linalg.eigh(a, b)
+        else:
+            xp.cuda.Device().synchronize()
+            start = time.perf_counter()
+            found = _reference_on_gpu(xp, a, b)
+            xp.cuda.Device().synchronize()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[1:])), values if xp is np else found.get()
 
 
 def _reference_on_gpu(xp: Any, a: Any, b: Any) -> Any:

@@ -34,7 +34,8 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     """Draw a result document to a file, readable in black and white.
 
     For each size and type there is a bar for each backend: below, white, the time without
-    communication, above it, hatched, what communication adds. Numbers say its share.
+    communication, above it, hatched, what communication adds. Numbers say its share. A bar that is
+    all hatched is of a backend whose share is not known.
 
     Args:
         document: What ``python -m benchmarks.apps.eigensolver --json`` writes.
@@ -67,7 +68,8 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
                 if group in mine
             ]
             found = [mine[group] for group in groups if group in mine]
-            below = [min(row["compute_us"], row["column_us"]) for row in found]
+            # None where it can't be told apart: then all of the bar is hatched.
+            below = [min(row["compute_us"] or 0, row["column_us"]) for row in found]
             above = [row["column_us"] - low for row, low in zip(found, below, strict=True)]
             label = "without communication" if number == 0 else None
             axes.bar(at, below, color="white", label=label, **style)
@@ -75,7 +77,9 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
             bars = axes.bar(
                 at, above, bottom=below, color="lightgrey", hatch=hatch, label=name, **style
             )
-            shares = [f"{max(row['share'], 0):.0%}" for row in found]
+            shares = [
+                "" if row["share"] is None else f"{max(row['share'], 0):.0%}" for row in found
+            ]
             axes.bar_label(bars, labels=shares, fontsize=7, padding=1)
         axes.set_xticks(
             range(len(groups)),

@@ -30,7 +30,8 @@ from benchmarks.apps.eigensolver_agreement import (
     agreed,
     compare,
     require_room,
-    same_vectors,
+    require_room_for,
+    same_pairs,
     together,
 )
 from benchmarks.apps.eigensolver_host import HostWork
@@ -62,6 +63,8 @@ PHASES = ("check", "cholesky", "standard form", "tridiagonalise", "tridiagonal",
 @dataclass(frozen=True)
 class Tridiagonal:
     """A Hermitian matrix C in tridiagonal form, ``Q^H C Q = T``.
+
+    Reflectors and factors are the solver's own arrays, not copies: its next call overwrites them.
 
     Attributes:
         d: Diagonal of T, n real numbers; on all ranks.
@@ -182,8 +185,14 @@ class Solver:
         self.layout = Layout(int(n), int(block), comm.rank, comm.size)
         wanted = needed(self.layout, self.dtype)
         require_room(comm, wanted.arrays, wanted.host)
+        # Steps of one rank alone, in which it may fail, and collective ones take turns.
         self._work: Any = together(comm, self._make_work)
+        self._work.share()
+        together(comm, self._work.warm_up)
         self._work.prepare()
+        comm.barrier()
+        together(comm, self._work.capture)
+        comm.barrier()
         self.capture_seconds: float = self._work.capture_seconds
 
     def _make_work(self) -> Any:
@@ -206,18 +215,19 @@ class Solver:
         comm.barrier()
         with work.context():
             with self._phase(timings, "check"):
+                require_room_for(comm, self.layout, self.dtype, a, b)
                 a, a_power = together(comm, lambda: self._checked("a", a))
                 b, b_power = together(comm, lambda: self._checked("b", b))
                 b_power += b_power % 2
             with self._phase(timings, "cholesky"):
                 lower = together(comm, lambda: work.cholesky(_scaled(b, b_power)))
             with self._phase(timings, "standard form"):
-                work.load_standard(_scaled(a, a_power), lower)
+                together(comm, lambda: work.load_standard(_scaled(a, a_power), lower))
             found = self._reduce(progress)
             timings["tridiagonalise"] = found.seconds
             with self._phase(timings, "tridiagonal"):
                 values, vectors = together(comm, lambda: _solve_tridiagonal(found.d, found.e))
-                vectors = same_vectors(comm, vectors)
+                values, vectors = same_pairs(comm, values, vectors)
             with self._phase(timings, "back"):
                 own = work.back(vectors[:, self.layout.own])
                 del vectors
@@ -236,12 +246,16 @@ class Solver:
         )
 
     def tridiagonalise(self, c: Any, *, progress: Tell = lambda _: None) -> Tridiagonal:
-        """Reduce a Hermitian matrix; `generalised_eigh` has arguments and errors. Collective."""
+        """Reduce a Hermitian matrix; `generalised_eigh` has arguments and errors. Collective.
+
+        What it returns has the solver's own reflectors and factors, which its next call overwrites.
+        """
         work = self._work
         self.comm.barrier()
         with work.context():
+            require_room_for(self.comm, self.layout, self.dtype, c)
             c, power = together(self.comm, lambda: self._checked("c", c))
-            work.load(_scaled(c, power))
+            together(self.comm, lambda: work.load(_scaled(c, power)))
             found = self._reduce(progress)
         d, e = np.ldexp(found.d, power), np.ldexp(found.e, power)
         return Tridiagonal(

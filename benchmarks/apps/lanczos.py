@@ -9,7 +9,12 @@ the iterations between restarts are one CUDA graph, and scalars stay on the devi
 captured, and is called step by step. Results are compared with the exact eigenvalues.
 
 Time in communication is found by running as many cycles with ``self``, whose collectives do
-nothing, and taking the difference. What it computes then is thrown away.
+nothing, and taking the difference. What it computes then is thrown away. As ``self`` runs in graphs
+on GPUs, the difference says nothing of ``mpi`` there, whose steps are launched one by one: then the
+share of communication is not given (``-``, in JSON null).
+
+Only shmemar promises all ranks the same bits, and alphas or betas that differ are an error of it.
+With another backend rank 0's are taken for all, and the result says that they were not alike.
 """
 
 from __future__ import annotations
@@ -18,30 +23,34 @@ import argparse
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.apps.eigensolver_agreement import together
 from benchmarks.apps.lanczos_local import local_work
 from benchmarks.apps.lanczos_problem import NORM, WHICH, Grid
-from benchmarks.apps.lanczos_solver import Lanczos, Options, basis_nbytes
+from benchmarks.apps.lanczos_solver import Lanczos
+from benchmarks.apps.lanczos_terms import Options, basis_nbytes
 from benchmarks.apps.reporting import (
     Progress,
+    add_common_options,
     machine_facts,
     opened,
+    print_facts,
     require_memory,
+    require_summing,
+    require_writable,
     run_program,
     side_by_side,
     write_json,
 )
-from shmemar.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.apps.communicators import Communicator
-    from benchmarks.apps.lanczos_solver import Counted
+    from benchmarks.apps.lanczos_terms import Counted
 
 __all__ = ["Result", "main", "solve", "summarise", "time_alone"]
 
@@ -61,10 +70,14 @@ class Result:
         is_right: Whether each is at most the tolerance, or what rounding allows.
         iterations: Steps of Lanczos.
         restarts: Restarts.
-        solve_s: Seconds of the whole solve, restarts included; maximum over ranks.
+        alike: Whether all ranks had the same bits in all alphas and betas.
+        allreduces: Of the whole solve.
+        solve_s: Seconds of the whole solve, restarts included, from when all ranks are ready;
+            maximum over ranks.
         microseconds: Of an iteration, cycle by cycle; maximum over ranks.
         counted: All-reduces of a whole cycle.
-        alone_us: Of an iteration without communication, the median; None where not measured.
+        alone_us: Of an iteration without communication, the median; None where not measured, or
+            not in the same way: one captured, and the other not.
     """
 
     backend: str
@@ -74,6 +87,8 @@ class Result:
     is_right: bool
     iterations: int
     restarts: int
+    alike: bool
+    allreduces: int
     solve_s: float
     microseconds: list[float]
     counted: Counted
@@ -88,6 +103,15 @@ class Result:
     def share(self) -> float | None:
         """Part of an iteration's time that is communication; None where it was not measured."""
         return None if self.alone_us is None else 1 - self.alone_us / self.median_us
+
+    def beside(self, alone_us: float, *, is_captured: bool) -> Result:
+        """Put in the time without communication, unless launches make up some of the difference.
+
+        Args:
+            alone_us: As of `time_alone`.
+            is_captured: Whether that was of graphs.
+        """
+        return replace(self, alone_us=alone_us if is_captured == self.is_captured else None)
 
 
 def solve(
@@ -114,11 +138,10 @@ def solve(
         MismatchError: As of `Lanczos.solve`.
     """
     grid.require_simple(options.wanted, options.which)
-    slab = grid.slab(comm.rank, comm.size)
-    work = local_work(slab, comm.xp)
-    solver = Lanczos(comm, work, slab, options, grid.start(slab, seed))
+    solver = _solver(comm, grid, options, seed)
+    comm.barrier()
     begin = time.perf_counter()
-    found = solver.solve(mpi_comm, progress)
+    found = solver.solve(progress)
     seconds = time.perf_counter() - begin
     exact = grid.eigenvalues(options.wanted, options.which)
     errors = np.abs(found.eigenvalues - exact) / exact
@@ -131,6 +154,8 @@ def solve(
         is_right=bool(np.all(errors <= allowed)),
         iterations=found.iterations,
         restarts=found.restarts,
+        alike=found.alike,
+        allreduces=found.allreduces,
         solve_s=max(mpi_comm.allgather(seconds)),
         microseconds=_microseconds(mpi_comm, found.seconds, found.steps),
         counted=solver.counted,
@@ -149,11 +174,14 @@ def time_alone(
         options: What the others solve.
         cycles: How many of them, 1 or more.
     """
-    slab = grid.slab(comm.rank, comm.size)
-    work = local_work(slab, comm.xp)
-    solver = Lanczos(comm, work, slab, options, grid.start(slab, 1))
-    found = solver.solve(mpi_comm, cycles=cycles)
+    found = _solver(comm, grid, options, 1).solve(cycles=cycles)
     return float(np.median(_microseconds(mpi_comm, found.seconds, found.steps)))
+
+
+def _solver(comm: Communicator, grid: Grid, options: Options, seed: int) -> Lanczos:
+    slab = grid.slab(comm.rank, comm.size)
+    work, start = together(comm, lambda: (local_work(slab, comm.xp), grid.start(slab, seed)))
+    return Lanczos(comm, work, slab, options, start)
 
 
 def _microseconds(mpi_comm: Any, seconds: list[float], steps: list[int]) -> list[float]:
@@ -180,6 +208,8 @@ def summarise(result: Result) -> dict[str, Any]:
         "  bytes of one, mean": counted.scalar_nbytes / counted.scalars,
         "halo all-reduces an iteration": counted.halos / counted.steps,
         "  bytes of one": counted.halo_nbytes // counted.halos if counted.halos else 0,
+        "all-reduces of the solve": result.allreduces,
+        "same bits on all ranks": "yes" if result.alike else "no",
         "largest relative error": max(result.errors),
         "right": "yes" if result.is_right else "NO",
     }
@@ -195,13 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--which", default="smallest", choices=WHICH)
     parser.add_argument("--restarts", default=1000, type=int, help="the most; %(default)s")
     parser.add_argument("--seed", default=1, type=int, help="of the start vector")
-    parser.add_argument(
-        "--backend", default="shmemar,mpi", metavar="NAME,...", help="%(default)s, side by side"
-    )
-    parser.add_argument(
-        "--run-on", default="auto", choices=["auto", "nvshmem", "emulated"], help="as shmemar.init"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write results here too")
+    add_common_options(parser)
     arguments = parser.parse_args(argv)
     return run_program(lambda world: _run(world, arguments))
 
@@ -218,19 +242,15 @@ def _run(world: Any, arguments: argparse.Namespace) -> int:
     grid.require_simple(options.wanted, options.which)
     slab = grid.slab(world.rank, world.size)
     names = arguments.backend.split(",")
-    if world.size > 1 and names == ["self"]:
-        raise ArgumentError(
-            f"backend is self with {world.size} ranks, which it does not sum; expected another one "
-            "too. It is added for the share of communication."
-        )
-    others = ["self"] if world.size > 1 and "self" not in names else []
+    require_summing(names, world.size)
+    require_writable(world, arguments.json)
+    others = ["self"] if world.size > 1 else []
     with opened(world, [*names, *others], arguments.run_on) as communicators:
         xp = communicators[names[0]].xp
         facts = machine_facts(world, xp)
         speaks = world.rank == 0
         if speaks:
-            for name, text in facts.items():
-                print(f"# {name}: {text}")
+            print_facts(facts)
             print(f"# {grid}, {options}", flush=True)
         # One solver at a time.
         advice = "Take a smaller grid or basis, or more GPUs."
@@ -239,18 +259,20 @@ def _run(world: Any, arguments: argparse.Namespace) -> int:
         results = [
             solve(world, communicators[name], grid, options, arguments.seed, progress)
             for name in names
-            if name != "self" or world.size == 1
         ]
         if world.size > 1:
             cycles = results[0].restarts + 1
-            alone_us = time_alone(world, communicators["self"], grid, options, cycles)
-            results = [replace(each, alone_us=alone_us) for each in results]
+            alone = communicators["self"]
+            alone_us = time_alone(world, alone, grid, options, cycles)
+            results = [each.beside(alone_us, is_captured=alone.capturable) for each in results]
     difference = _largest_difference(results)
     is_right = all(each.is_right for each in results) and difference <= max(
         2 * options.tolerance, 2 * ROUNDING / min(map(abs, results[0].eigenvalues))
     )
     if speaks:
         print(side_by_side({each.backend: summarise(each) for each in results}))
+        if world.size > 1 and any(each.alone_us is None for each in results):
+            print("# no share of communication (-): called step by step, where self is in graphs")
         print(f"# largest relative difference between backends: {difference:.3g}")
         print("# all results right" if is_right else "# WRONG results", flush=True)
         if arguments.json:

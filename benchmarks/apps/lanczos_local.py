@@ -230,6 +230,8 @@ class GpuWork:
                 self._stream.end_capture()
             raise
         graph = self._stream.end_capture()
+        graph.upload(self._stream)  # or the first replay would
+        self._stream.synchronize()
         return lambda: graph.launch(self._stream)
 
     def time(self, body: Callable[[], None]) -> float:

@@ -15,20 +15,24 @@ Two passes keep the basis orthogonal to rounding ("twice is enough", Giraud, Lan
 2005). The norm behind the second pass comes by Pythagoras from the norm before it: what that pass
 takes away is of the size of rounding, so nothing cancels. alpha, beta and all projections stay in
 device memory. At the end of a cycle the host gets the alphas and betas, solves the projected
-problem of m by m, and the basis is rotated to `kept` Ritz vectors, behind which q_m stands.
+problem of m by m, and the basis is rotated to `kept` Ritz vectors, behind which q_m stands. All
+ranks take rank 0's alphas, betas and Ritz vectors, so that they rotate and stop alike.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.apps.agreement import of_first
+from benchmarks.apps.eigensolver_agreement import together
 from benchmarks.apps.lanczos_problem import NORM
+from benchmarks.apps.lanczos_terms import Counted, Solution
 from benchmarks.apps.silence import silent
-from shmemar.errors import ArgumentError, MismatchError
+from shmemar.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,75 +42,14 @@ if TYPE_CHECKING:
     from benchmarks.apps.communicators import Communicator
     from benchmarks.apps.lanczos_local import LocalWork
     from benchmarks.apps.lanczos_problem import Slab
+    from benchmarks.apps.lanczos_terms import Options
 
-__all__ = ["Counted", "Lanczos", "Options", "Ritz", "Solution", "basis_nbytes", "projected"]
+__all__ = ["Lanczos", "Ritz", "projected"]
 
 EXHAUSTED = 1e-12
 """A beta of less, relative to the operator's norm, means that the Krylov space has ended."""
 
 SCALARS_PER_STEP = 2
-
-
-@dataclass(frozen=True)
-class Options:
-    """What is solved, and how.
-
-    Attributes:
-        wanted: Eigenvalues.
-        basis: Vectors of a full basis.
-        kept: Ritz vectors that stay at a restart.
-        tolerance: A Ritz value theta has converged when its residual is at most this times theta.
-        which: ``smallest`` or ``largest``.
-        restarts: The most restarts.
-    """
-
-    wanted: int
-    basis: int
-    tolerance: float
-    which: str = "smallest"
-    restarts: int = 1000
-
-    def __post_init__(self) -> None:
-        """Check them.
-
-        Raises:
-            ArgumentError: One is out of its range.
-        """
-        if self.wanted < 1:
-            raise ArgumentError(f"wanted is {self.wanted}; expected 1 or more.")
-        if self.basis < self.wanted + 3:
-            raise ArgumentError(
-                f"basis is {self.basis} for {self.wanted} wanted eigenvalues; expected "
-                f"{self.wanted + 3} or more."
-            )
-        if not 1e-14 <= self.tolerance < 1:
-            raise ArgumentError(f"tolerance is {self.tolerance}; expected 1e-14 to 1.")
-        if self.restarts < 0:
-            raise ArgumentError(f"restarts is {self.restarts}; expected 0 or more.")
-
-    @property
-    def kept(self) -> int:
-        """Ritz vectors that stay: the wanted ones, and half of the others."""
-        return self.wanted + (self.basis - self.wanted) // 2
-
-
-@dataclass(frozen=True)
-class Counted:
-    """All-reduces of one cycle from an empty basis, as the communicator counted them.
-
-    Attributes:
-        steps: Steps of the cycle.
-        scalars: All-reduces of projections.
-        halos: All-reduces of planes.
-        scalar_nbytes: Bytes of the former, over all steps.
-        halo_nbytes: Bytes of the latter.
-    """
-
-    steps: int
-    scalars: int
-    halos: int
-    scalar_nbytes: int
-    halo_nbytes: int
 
 
 @dataclass(frozen=True)
@@ -122,34 +65,6 @@ class Ritz:
     values: NDArray[np.float64]
     residuals: NDArray[np.float64]
     vectors: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Solution:
-    """Result of a solve.
-
-    Attributes:
-        eigenvalues: From the wanted end inwards.
-        residuals: Estimates of the norms of their residuals.
-        iterations: Steps.
-        restarts: Restarts.
-        seconds: Of the steps of each cycle, without what the host does between them.
-        steps: Steps of each cycle.
-    """
-
-    eigenvalues: NDArray[np.float64]
-    residuals: NDArray[np.float64]
-    iterations: int
-    restarts: int
-    seconds: list[float] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-
-
-def basis_nbytes(slab: Slab, options: Options) -> int:
-    """Bytes of a solver's arrays on a rank, but for small ones."""
-    vectors = options.basis + 1 + options.kept + 1  # the start vector
-    planes = 2 * slab.size * slab.plane if slab.size > 1 else 0
-    return 8 * (vectors * slab.npoints + planes)
 
 
 def projected(
@@ -190,7 +105,9 @@ class Lanczos:
         options: Options,
         start: NDArray[np.float64],
     ) -> None:
-        """Allocate. Collective.
+        """Allocate, load kernels, count the all-reduces of a cycle, and capture. Collective.
+
+        When it returns, all ranks have done so, and a solve waits for nothing but its sums.
 
         Args:
             comm: Sums scalars and planes.
@@ -198,32 +115,59 @@ class Lanczos:
             slab: The rank's.
             options: What is solved.
             start: The slab's part of the start vector, which need not be of norm 1.
+
+        Raises:
+            ShmemarError: A rank could not allocate or load; on every rank.
         """
         self._comm, self._work, self._options = comm, work, options
-        xp, m = work.xp, options.basis
-        with work.context():
-            self._start = xp.asarray(start)
-            self._vectors = xp.zeros((m + 1, slab.npoints))
-            self._rotated = xp.empty((options.kept, slab.npoints))
-            self._alphas, self._betas = xp.zeros(m), xp.zeros(m)
+        m = options.basis
+        self._vectors: Any = None
+        together(comm, lambda: self._allocate(slab, start))
         self._h = comm.empty((m,), "float64")
         self._g = comm.empty((m + 1,), "float64")
-        self._planes = None
+        self._planes: Any = None
+        largest = self._g.nbytes
         if slab.size > 1:
             self._planes = comm.empty((2 * slab.size * slab.plane,), "float64")
-        self._load()
+            largest = max(largest, self._planes.nbytes)
+        together(comm, self._load)
+        comm.barrier()
+        with work.context():
+            comm.prepare("float64", int(largest))
+        comm.barrier()
         self.counted = self._count()
-        self._runs = self._capture()
+        comm.barrier()
+        # Of the steps before `kept`, which the first cycle alone has, and of those behind it.
+        self._graphs: tuple[Callable[[], None], ...] | None = None
+        if comm.capturable:
+            parts = (0, options.kept), (options.kept, m)
+            self._graphs = tuple(self._capture(first, last) for first, last in parts)
+        self._replayed = 0
+        comm.barrier()
+
+    def _allocate(self, slab: Slab, start: NDArray[np.float64]) -> None:
+        xp, m, kept = self._work.xp, self._options.basis, self._options.kept
+        with self._work.context():
+            self._start = xp.asarray(start)
+            self._vectors = xp.zeros((m + 1, slab.npoints))
+            self._rotated = xp.empty((kept, slab.npoints))
+            self._alphas, self._betas = xp.zeros(m), xp.zeros(m)
 
     def _load(self) -> None:
-        """Run a cycle without sums: GPUs have loaded all kernels then. Collective."""
+        """Run a cycle without sums, and a restart: GPUs have loaded all kernels then."""
+        m, kept = self._options.basis, self._options.kept
         comm, self._comm = self._comm, silent(self._comm)
-        with self._work.context():
-            self._begin()
-            self._steps(0, self._options.basis)
-            self._work.host(self._alphas)  # waits
-        self._comm = comm
-        comm.barrier()
+        try:
+            with self._work.context():
+                for each in (self._h, self._g, self._planes):
+                    if each is not None:
+                        each.fill(0)
+                self._begin()
+                self._steps(0, m)
+                self._restart(np.eye(m, kept))
+                self._work.host(self._alphas)  # waits
+        finally:
+            self._comm = comm
 
     def _step(self, j: int) -> None:
         comm, work, vectors = self._comm, self._work, self._vectors
@@ -259,38 +203,42 @@ class Lanczos:
         with self._work.context():
             self._begin()
             # The first all-reduce has been made, so the name is there.
-            calls, nbytes = counts.calls["allreduce"], counts.nbytes["allreduce"]
+            calls, nbytes = self._calls(), counts.nbytes["allreduce"]
             self._steps(0, m)
             self._work.host(self._alphas)  # waits
-        calls, nbytes = counts.calls["allreduce"] - calls, counts.nbytes["allreduce"] - nbytes
+        self._require_calls(self._calls() - calls, m)
+        nbytes = counts.nbytes["allreduce"] - nbytes
         halos = 0 if self._planes is None else m
         halo_nbytes = 0 if self._planes is None else m * int(self._planes.nbytes)
-        scalars = calls - halos
-        if scalars != SCALARS_PER_STEP * m:
-            raise AssertionError(
-                f"{scalars} all-reduces of scalars in {m} steps; expected two a step"
-            )
-        return Counted(m, scalars, halos, nbytes - halo_nbytes, halo_nbytes)
+        return Counted(m, SCALARS_PER_STEP * m, halos, nbytes - halo_nbytes, halo_nbytes)
 
-    def _capture(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Steps before `kept`, which the first cycle alone has, and those behind it."""
-        kept, m = self._options.kept, self._options.basis
-        parts = lambda: self._steps(0, kept), lambda: self._steps(kept, m)
-        if not self._comm.capturable:
-            return parts
+    def _calls(self) -> int:
+        return self._comm.counts.calls.get("allreduce", 0)
+
+    def _require_calls(self, calls: int, steps: int, others: int = 0) -> None:
+        """Check the all-reduces of steps, and `others` beside."""
+        each = SCALARS_PER_STEP + (self._planes is not None)
+        if calls != steps * each + others:
+            raise AssertionError(
+                f"{calls} all-reduces in {steps} steps; expected {each} a step, and {others} more"
+            )
+
+    def _capture(self, first: int, last: int) -> Callable[[], None]:
+        """A graph of steps, whose all-reduces are counted as it is captured."""
+        before = self._calls()
         with self._work.context():
-            return self._work.capture(parts[0]), self._work.capture(parts[1])
+            graph = self._work.capture(partial(self._steps, first, last))
+        self._require_calls(self._calls() - before, last - first)
+        return graph
 
     def solve(
         self,
-        mpi_comm: Any,
         progress: Callable[[str], None] = lambda _: None,
         cycles: int | None = None,
     ) -> Solution:
         """Iterate until the wanted Ritz values have converged. Collective.
 
         Args:
-            mpi_comm: Of the same ranks; to start together, and to compare.
             progress: Told where it is, a cycle.
             cycles: Run as many instead, whatever they give: for timing, with a communicator that
                 does not sum.
@@ -301,33 +249,40 @@ class Lanczos:
         Raises:
             ArgumentError: They have not converged within the restarts, or the Krylov space has
                 ended, as it does on small grids; on every rank.
-            MismatchError: The ranks' alphas or betas differ by a bit; on every rank.
+            MismatchError: The ranks' alphas or betas differ by a bit, and the communicator is
+                shmemar's, which promises that they don't; on every rank.
         """
         options, work = self._options, self._work
         kept, m = options.kept, options.basis
         values, arrow = np.empty(0), np.empty(0)
-        seconds, steps = [], []
+        seconds, steps, alike = [], [], True
+        calls, self._replayed = self._calls(), 0
         limit = options.restarts + 1 if cycles is None else cycles
         with work.context():
             self._begin()
             for cycle in range(limit):
                 self._comm.barrier()
-                seconds.append(work.time(self._first_cycle if cycle == 0 else self._runs[1]))
+                seconds.append(work.time(self._first_cycle if cycle == 0 else self._next_cycle))
                 steps.append(m if cycle == 0 else m - kept)
                 alphas, betas = work.host(self._alphas), work.host(self._betas)
                 if cycles is None:
-                    _require_same(mpi_comm, alphas, betas)
+                    (alphas, betas), same = of_first(self._comm, "alphas and betas", alphas, betas)
+                    alike = alike and same
                     _require_alive(betas, len(values))
                 ritz = self._ritz(projected(values, arrow, alphas, betas), float(betas[-1]))
+                if cycles is None:
+                    ritz = self._of_first(ritz)
                 bounds = options.tolerance * np.abs(ritz.values)
                 converged = int(np.sum((ritz.residuals <= bounds)[: options.wanted]))
                 progress(f"{sum(steps)} iterations, {converged} of {options.wanted} converged")
                 if converged == options.wanted and cycles is None:
                     break
                 if cycle < limit - 1:
-                    self._restart(ritz)
+                    self._restart(ritz.vectors[:, :kept])
                     values = ritz.values[:kept]
                     arrow = betas[-1] * ritz.vectors[-1, :kept]
+        calls = self._calls() - calls + self._replayed
+        self._require_calls(calls, sum(steps), 1)  # of the start vector
         if cycles is None and converged < options.wanted:
             raise ArgumentError(
                 f"restarts is {options.restarts}, within which {converged} of {options.wanted} "
@@ -339,13 +294,31 @@ class Lanczos:
             ritz.residuals[: options.wanted],
             sum(steps),
             len(steps) - 1,
+            calls,
+            alike,
             seconds,
             steps,
         )
 
     def _first_cycle(self) -> None:
-        for run in self._runs:
-            run()
+        self._run(0, self._options.kept)
+        self._next_cycle()
+
+    def _next_cycle(self) -> None:
+        self._run(self._options.kept, self._options.basis)
+
+    def _run(self, first: int, last: int) -> None:
+        if self._graphs is None:
+            self._steps(first, last)
+            return
+        self._graphs[1 if first else 0]()
+        self._replayed += (last - first) * (SCALARS_PER_STEP + (self._planes is not None))
+
+    def _of_first(self, ritz: Ritz) -> Ritz:
+        """Rank 0's, as LAPACK need not give the same bits on all hosts. Collective."""
+        everyone: list[Any] = self._comm.host_allgather(ritz if self._comm.rank == 0 else None)
+        first: Ritz = everyone[0]
+        return first
 
     def _ritz(self, matrix: NDArray[np.float64], beta: float) -> Ritz:
         values, vectors = np.linalg.eigh(matrix)
@@ -353,23 +326,13 @@ class Lanczos:
             values, vectors = values[::-1], vectors[:, ::-1]
         return Ritz(values, np.abs(beta * vectors[-1]), vectors)
 
-    def _restart(self, ritz: Ritz) -> None:
+    def _restart(self, coefficients: NDArray[np.float64]) -> None:
+        """Rotate the basis to as many vectors as `coefficients` has columns; q_m stands behind."""
         kept, m, xp = self._options.kept, self._options.basis, self._work.xp
-        rotation = xp.asarray(np.ascontiguousarray(ritz.vectors[:, :kept].T))
+        rotation = xp.asarray(np.ascontiguousarray(coefficients.T))
         xp.matmul(rotation, self._vectors[:m], out=self._rotated)
         self._vectors[:kept] = self._rotated
         self._vectors[kept] = self._vectors[m]
-
-
-def _require_same(mpi_comm: Any, alphas: NDArray[np.float64], betas: NDArray[np.float64]) -> None:
-    digest = hashlib.sha256(alphas.tobytes() + betas.tobytes()).digest()
-    everyone = mpi_comm.allgather(digest)
-    others = [rank for rank, each in enumerate(everyone) if each != everyone[0]]
-    if others:
-        raise MismatchError(
-            f"alphas and betas of ranks {', '.join(map(str, others))} differ from those of rank 0; "
-            "expected the same bits, as the all-reduces' results have to be. Compare backends."
-        )
 
 
 def _require_alive(betas: NDArray[np.float64], first: int) -> None:

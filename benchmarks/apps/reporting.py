@@ -12,31 +12,40 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from benchmarks.apps.communicators import open_communicators
+from benchmarks.apps.communicators import NAMES, open_communicators
 from shmemar import __version__
 from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError, ShmemarError
-from shmemar.host.bootstrap import leave_without_finalize, load_mpi
+from shmemar.host.bootstrap import as_entry, leave_without_finalize, load_mpi, raise_any
 from shmemar.host.files import write_whole
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from benchmarks.apps.communicators import Communicator
 
 __all__ = [
     "Progress",
+    "add_common_options",
     "machine_facts",
+    "on_first",
     "opened",
+    "print_facts",
     "require_memory",
+    "require_summing",
+    "require_writable",
     "run_program",
     "side_by_side",
     "table",
     "write_json",
 ]
+
+T = TypeVar("T")
 
 PACKAGES = ("numpy", "scipy", "mpi4py", "numba-cuda", "cupy-cuda13x", "torch", "nvshmem4py-cu13")
 VARIABLES = ("SHMEMAR_", "NVSHMEM_", "NCCL_", "CUDA_")
@@ -107,6 +116,39 @@ def _gpus(found: Sequence[tuple[str, str]]) -> str:
     return f"{len(set(addresses))} x {'; '.join(kinds)}; ranks on each: {ranks}"
 
 
+def add_common_options(parser: ArgumentParser) -> None:
+    """Add what all applications take: ``--backend``, ``--run-on`` and ``--json``."""
+    parser.add_argument(
+        "--backend",
+        default="shmemar,mpi",
+        metavar="NAME,...",
+        help=f"of {', '.join(NAMES)}, side by side; %(default)s",
+    )
+    parser.add_argument(
+        "--run-on", default="auto", choices=["auto", "nvshmem", "emulated"], help="as shmemar.init"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write results here too")
+
+
+def require_summing(names: Sequence[str], size: int) -> None:
+    """Refuse ``self`` of several ranks, as it sums nothing.
+
+    Raises:
+        ArgumentError: It is among the names.
+    """
+    if size > 1 and "self" in names:
+        raise ArgumentError(
+            f"backend is self with {size} ranks, which it does not sum; expected others. What is "
+            "not communication is timed with it anyway."
+        )
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print what `machine_facts` found. One rank calls it."""
+    for name, text in facts.items():
+        print(f"# {name}: {text}")
+
+
 def require_memory(mpi_comm: Any, xp: Any, nbytes: int, advice: str) -> None:
     """Refuse, before anything is allocated, what does not fit into memory. Collective.
 
@@ -142,6 +184,66 @@ def _free_on_host() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return sys.maxsize
+
+
+def on_first(mpi_comm: Any, action: Callable[[], T]) -> T:
+    """Run something on rank 0, while the others sleep. Collective.
+
+    Args:
+        mpi_comm: mpi4py's communicator of the ranks.
+        action: What rank 0 runs. It calls no collectives.
+
+    Returns:
+        What it returned, which is picklable; on every rank.
+
+    Raises:
+        ShmemarError: As `action` raised it, or about what it raised; on every rank.
+    """
+    entry: tuple[Any, Any] | None = None
+    if mpi_comm.rank == 0:
+        try:
+            entry = None, action()
+        except Exception as error:  # noqa: BLE001 - the other ranks are told
+            entry = as_entry(error), None
+    request = mpi_comm.Ibarrier()
+    while not request.Test():
+        time.sleep(0.001)
+    failed, result = mpi_comm.bcast(entry, root=0)
+    raise_any(None, [failed])
+    return result  # type: ignore[no-any-return]
+
+
+def require_writable(mpi_comm: Any, *paths: Path | None) -> None:
+    """Refuse files that can't be written, before anything is measured. Collective.
+
+    Args:
+        mpi_comm: mpi4py's communicator of the ranks.
+        paths: Files that rank 0 will write; None for those that are not asked for. Their folders
+            are made.
+
+    Raises:
+        ArgumentError: One of them can't be; on every rank.
+    """
+
+    def check() -> None:
+        for path in paths:
+            if path is not None:
+                _try_to_write(path)
+
+    on_first(mpi_comm, check)
+
+
+def _try_to_write(path: Path) -> None:
+    if path.is_dir():
+        raise ArgumentError(f"{path} is a folder; expected a file's name.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ArgumentError(
+            f"{path} can't be written ({error}); expected a file in a folder that takes one."
+        ) from error
 
 
 def write_json(path: Path, program: str, document: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.apps.communicators import open_communicators
 from benchmarks.apps.decode import decode, main
 from benchmarks.apps.decode_shape import ModelShape
-from shmemar.errors import ArgumentError, MismatchError
+from shmemar.errors import ArgumentError, MismatchError, ShmemarError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,6 +68,7 @@ def test_backends_make_the_tokens_of_one_rank(
         # float32 decides nearly all: two logits within 2**-24 times some are rare.
         assert check.decided >= (19 if dtype == "float32" else 10)
         assert check.total == made.tokens.size == 20
+        assert made.alike
         assert (made.allreduces, made.nbytes) == (4, (4 if dtype == "float32" else 2) * 2 * 96)
         assert len(made.milliseconds) == 9
         assert min(made.milliseconds) > 0
@@ -81,8 +82,8 @@ def test_backends_make_the_tokens_of_one_rank(
 class _Planted:
     """A communicator whose sums are doubled, on all ranks or on the last one."""
 
-    def __init__(self, comm: Communicator, *, everywhere: bool) -> None:
-        self._comm, self._everywhere = comm, everywhere
+    def __init__(self, comm: Communicator, *, everywhere: bool, name: str = "mpi") -> None:
+        self._comm, self._everywhere, self.name = comm, everywhere, name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
@@ -103,14 +104,32 @@ def test_wrong_sums_make_wrong_tokens(
     assert not result.is_right
 
 
-def test_ranks_that_make_different_tokens_are_caught(
-    world: MPI.Intracomm, communicators: dict[str, Communicator]
+def test_ranks_that_make_different_tokens_are_an_error_of_shmemar_alone(
+    world: MPI.Intracomm, communicators: dict[str, Communicator], agree: Any
 ) -> None:
     if world.size == 1:
         pytest.skip("one rank has nobody to differ from")
     planted: dict[str, Any] = {"mpi": _Planted(communicators["mpi"], everywhere=False)}
+    result = decode(world, planted, SHAPE, 10, check=True)["mpi"]
+    assert not result.generation.alike
+    assert not result.is_right
+    assert len(set(agree(result.generation.tokens.tobytes()))) == 1
+    planted = {"shmemar": _Planted(communicators["mpi"], everywhere=False, name="shmemar")}
     with pytest.raises(MismatchError, match=rf"tokens of ranks {world.size - 1} differ"):
         decode(world, planted, SHAPE, 10)
+
+
+def test_a_check_that_fails_on_rank_0_is_told_by_all(
+    world: MPI.Intracomm,
+    communicators: dict[str, Communicator],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("benchmarks.apps.decode.reference", fail)
+    with pytest.raises(ShmemarError, match="rank 0: MemoryError: no room"):
+        decode(world, {"mpi": communicators["mpi"]}, SHAPE, 10, check=True)
 
 
 def test_a_model_too_large_is_refused_with_the_amount(
@@ -161,6 +180,7 @@ def test_the_program_prints_and_keeps_results(
         (("--tokens", "9"), "tokens is 9; expected 3 to the 8 positions"),
         (("--hidden", "97"), "hidden is 97 for 48 heads"),
         (("--backend", "mpi,ring"), "backends have 'ring'"),
+        (("--json", "/proc/nowhere/file"), "can't be written"),
         (("--layers", "100000000", "--hidden", "9600"), "GiB of memory are needed by"),
     ],
 )

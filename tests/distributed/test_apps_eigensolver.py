@@ -35,6 +35,17 @@ def comms(world: MPI.Intracomm, backend: str) -> Iterator[dict[str, Communicator
         each.close()
 
 
+@pytest.fixture
+def in_one_suite(world: MPI.Intracomm, request: pytest.FixtureRequest) -> Callable[[int], None]:
+    """Leave a test to the suite of some number of ranks, where there are several suites."""
+
+    def require(size: int) -> None:
+        if request.config.getoption("--in-turn") and world.size != size:
+            pytest.skip(f"it is run on {size} ranks")
+
+    return require
+
+
 @pytest.mark.parametrize(
     ("n", "dtype", "block"),
     [
@@ -45,8 +56,15 @@ def comms(world: MPI.Intracomm, backend: str) -> Iterator[dict[str, Communicator
     ],
 )
 def test_ranks_solve_as_scipy_does(
-    comms: dict[str, Communicator], agree: Any, n: int, dtype: str, block: int
+    comms: dict[str, Communicator],
+    agree: Any,
+    in_one_suite: Callable[[int], None],
+    n: int,
+    dtype: str,
+    block: int,
 ) -> None:
+    if (n, dtype) in ((161, "float64"), (300, "float64"), (97, "complex128")):
+        in_one_suite(3)
     comm = comms["mpi"]
     a, b = problem(n, dtype, 4)
     found = generalised_eigh(a, b, comm, block=block)
@@ -65,9 +83,14 @@ def test_ranks_solve_as_scipy_does(
 
 @pytest.mark.parametrize(("n", "block"), [(1, 4), (7, 4), (40, 32)])
 def test_backends_give_the_same_answer(
-    comms: dict[str, Communicator], agree: Any, n: int, block: int
+    comms: dict[str, Communicator],
+    agree: Any,
+    in_one_suite: Callable[[int], None],
+    n: int,
+    block: int,
 ) -> None:
     """And of two ranks the same bits, whose sums have one order."""
+    in_one_suite(2)
     a, b = problem(n, "float64", 6)
     found = {}
     for name in ("shmemar", "mpi"):
@@ -104,6 +127,30 @@ def test_the_bytes_that_are_summed_are_those_below_the_diagonal(
         "allreduce": 8 * sum(n - 1 - j for j in range(n - 2)),
         "broadcast": 8 * sum((n - each.start) * each.width for each in panels),
     }
+
+
+@pytest.mark.parametrize("step", ["__init__", "warm_up", "capture", "load_standard"])
+def test_a_step_that_fails_on_one_rank_is_an_error_on_all(
+    comms: dict[str, Communicator], agree: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """And the communicator's exchanges still fit together."""
+    comm = comms["mpi"]
+    work = "eigensolver_host.HostWork" if comm.xp is np else "eigensolver_device.DeviceWork"
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    raised = ""
+    with monkeypatch.context() as patch:
+        if comm.rank == comm.size - 1:
+            patch.setattr(f"benchmarks.apps.{work}.{step}", fail)
+        try:
+            generalised_eigh(*problem(9, "float64", 0), comm)
+        except (MemoryError, ShmemarError) as error:
+            raised = str(error)
+    assert all("no room" in text for text in agree(raised))
+    assert comm.host_allgather(comm.rank) == list(range(comm.size))
+    assert generalised_eigh(*problem(9, "float64", 0), comm).allreduces == 7
 
 
 class _Wrong:
@@ -195,7 +242,9 @@ def test_the_command_compares_backends_and_keeps_what_it_found(
         assert row["allreduces"] == row["n"] - (1 if row["dtype"] == "complex64" else 2)
         assert row["broadcasts"] == -(-row["n"] // 8)
         assert row["alike"] is True
-        assert row["compute_us"] > 0
+        assert row["compute_us"] is None or row["compute_us"] > 0
+        assert (row["compute_us"] is None) == (row["share"] is None) == (backend != "emulated")
+        assert 0 < row["call_s"] < row["seconds"]["total"]
         assert row["seconds"]["total"] > row["seconds"]["tridiagonalise"] > 0
         assert (row["reference_s"] is None) == (world.size == 1)
     assert path.with_suffix(".svg").read_text(encoding="utf-8").startswith("<?xml")
@@ -211,6 +260,9 @@ def test_the_command_compares_backends_and_keeps_what_it_found(
         (["--repeat", "0"], "repeat is 0; expected 1 or more"),
         (["--backend", "ring"], "backends have 'ring'; expected some of shmemar"),
         (["--plot", "plot.txt"], "ends in .svg or .png"),
+        (["--plot", "/dev/null/plot.svg"], "/dev/null/plot.svg can't be written"),
+        (["--json", "/dev/null/x/found.json"], "/dev/null/x/found.json can't be written"),
+        (["--json", "."], "is a folder; expected a file's name"),
         (["--n", "3000000", "--backend", "mpi"], "GiB of memory are needed"),
     ],
 )
@@ -240,8 +292,12 @@ def test_self_alone_is_refused_with_several_ranks(
 
 
 def test_the_program_of_the_documentation_runs(
-    world: MPI.Intracomm, backend: str, monkeypatch: pytest.MonkeyPatch
+    world: MPI.Intracomm,
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+    in_one_suite: Callable[[int], None],
 ) -> None:
+    in_one_suite(2)
     text = (ROOT / "docs" / "eigensolver.md").read_text(encoding="utf-8")
     program, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     told: list[str] = []
@@ -249,4 +305,4 @@ def test_the_program_of_the_documentation_runs(
     exec(program, {"print": told.append})  # noqa: S102 - our own text
     found = [re.fullmatch(r"(\w+): (\d+) all-reduces, (\de[+-]\d\d) off", line) for line in told]
     assert [each and each[1] for each in found] == ["shmemar", "mpi"][: 2 * (world.rank == 0)]
-    assert all(each and int(each[2]) >= 12 and float(each[3]) < 1e-9 for each in found), told
+    assert all(each and int(each[2]) >= 10 and float(each[3]) < 1e-9 for each in found), told

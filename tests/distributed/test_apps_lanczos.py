@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.apps.communicators import open_communicators
 from benchmarks.apps.lanczos import main, solve, time_alone
-from benchmarks.apps.lanczos_local import local_work
 from benchmarks.apps.lanczos_problem import Grid
-from benchmarks.apps.lanczos_solver import Lanczos, Options
-from shmemar.errors import ArgumentError, MismatchError
+from benchmarks.apps.lanczos_solver import Lanczos
+from benchmarks.apps.lanczos_terms import Options
+from shmemar.errors import ArgumentError, MismatchError, ShmemarError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,6 +46,8 @@ def test_backends_converge_to_the_exact_values(
         np.testing.assert_allclose(result.eigenvalues, exact, rtol=1e-10)
         assert result.is_right
         assert result.restarts > 0
+        assert result.alike
+        assert result.allreduces == result.iterations * (3 if world.size > 1 else 2) + 1
         assert len(result.microseconds) == result.restarts + 1
         counted = result.counted
         assert (counted.steps, counted.scalars) == (16, 32)
@@ -54,21 +56,6 @@ def test_backends_converge_to_the_exact_values(
         assert counted.halo_nbytes == counted.halos * 8 * 2 * world.size * 9 * 8
     # The same bits on all ranks.
     assert len(set(agree(repr([each.eigenvalues for each in results])))) == 1
-
-
-def test_a_step_makes_three_allreduces(
-    world: MPI.Intracomm, communicators: dict[str, Communicator]
-) -> None:
-    comm = communicators["mpi"]
-    if comm.capturable:
-        pytest.skip("graphs are replayed, and not counted")
-    slab = GRID.slab(world.rank, world.size)
-    work = local_work(slab, comm.xp)
-    solver = Lanczos(comm, work, slab, OPTIONS, GRID.start(slab, 1))
-    before = comm.counts.calls["allreduce"]
-    found = solver.solve(world)
-    expected = found.iterations * (3 if world.size > 1 else 2) + 1  # of the start vector
-    assert comm.counts.calls["allreduce"] - before == expected
 
 
 def test_without_sums_as_many_cycles_are_timed(
@@ -80,8 +67,8 @@ def test_without_sums_as_many_cycles_are_timed(
 class _Differing:
     """A communicator whose sums are one bit off on the last rank, from the 50th on."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm, self._calls = comm, 0
+    def __init__(self, comm: Communicator, name: str) -> None:
+        self._comm, self._calls, self.name = comm, 0, name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
@@ -93,15 +80,35 @@ class _Differing:
             x[-1] *= 1 + 2.0**-52
 
 
-def test_ranks_whose_scalars_differ_by_a_bit_are_caught(
-    world: MPI.Intracomm, communicators: dict[str, Communicator]
+def test_ranks_whose_scalars_differ_by_a_bit_are_an_error_of_shmemar_alone(
+    world: MPI.Intracomm, communicators: dict[str, Communicator], agree: Any
 ) -> None:
-    comm: Any = _Differing(communicators["mpi"])
+    comm: Any = _Differing(communicators["mpi"], "mpi")
+    result = solve(world, comm, GRID, OPTIONS)
+    assert result.is_right
+    assert result.alike == (world.size == 1)
+    assert len(set(agree(repr((result.eigenvalues, result.iterations))))) == 1
+    comm = _Differing(communicators["mpi"], "shmemar")
     if world.size == 1:
-        assert solve(world, comm, GRID, OPTIONS).is_right
+        assert solve(world, comm, GRID, OPTIONS).alike
         return
     with pytest.raises(MismatchError, match=rf"of ranks {world.size - 1} differ"):
         solve(world, comm, GRID, OPTIONS)
+
+
+def test_a_rank_that_can_not_allocate_is_told_by_all(
+    world: MPI.Intracomm,
+    communicators: dict[str, Communicator],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    if world.rank == world.size - 1:
+        monkeypatch.setattr(Lanczos, "_allocate", fail)
+    expected = MemoryError if world.rank == world.size - 1 else ShmemarError
+    with pytest.raises(expected, match="no room"):
+        solve(world, communicators["mpi"], GRID, OPTIONS)
 
 
 def test_more_ranks_than_planes_are_refused(
@@ -147,6 +154,16 @@ def test_the_program_prints_and_keeps_results(
         assert result["median_us"] > 0
 
 
+def test_self_is_refused_where_there_is_something_to_sum(
+    world: MPI.Intracomm, program: Callable[..., tuple[int, str, str]]
+) -> None:
+    if world.size == 1:
+        pytest.skip("one rank sums nothing")
+    status, _, told = program("--backend", "mpi,self")
+    assert status == 2
+    assert ("which it does not sum" in told) == (world.rank == 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -154,6 +171,7 @@ def test_the_program_prints_and_keeps_results(
         (("--grid", "8"), "grid is '8'"),
         (("--basis", "4"), "basis is 4 for 8"),
         (("--backend", "ring"), "backends have 'ring'"),
+        (("--json", "/proc/nowhere/file"), "can't be written"),
         (("--grid", "3000,2999,2998"), "GiB of memory are needed by"),
         (("--restarts", "0"), "restarts is 0, within which"),
     ],

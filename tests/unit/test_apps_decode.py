@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks.apps.communicators import alone
+from benchmarks.apps.decode import Result, summarise, without_communication
 from benchmarks.apps.decode_model import Decoder
 from benchmarks.apps.decode_ops import NumpyOps, TorchOps, ops_for
-from benchmarks.apps.decode_runs import BOUND, ROUNDOFF, Reference, compare, reference
+from benchmarks.apps.decode_runs import BOUND, ROUNDOFF, Generation, Reference, compare, reference
 from benchmarks.apps.decode_shape import ModelShape
 from benchmarks.apps.decode_weights import MASK, Weights, _mix, make_weights, uniform
 from shmemar.errors import ArgumentError
@@ -235,6 +236,26 @@ def test_a_check_that_decides_nothing_is_not_right() -> None:
     assert (far.decided, far.is_right) == (4, True)
     undecided = compare(SMALL, tokens, Reference(tokens + 1, 1e-9 * ones, ones))
     assert (undecided.wrong, undecided.different) == (0, 4)
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_no_share_of_communication_where_launches_are_part_of_it(*, is_captured: bool) -> None:
+    tokens = np.zeros((1, 3), np.int64)
+    made = Generation(
+        tokens=tokens,
+        alike=True,
+        milliseconds=[4.0, 4.0],
+        is_captured=is_captured,
+        allreduces=2,
+        nbytes=96,
+    )
+    alike = replace(made, milliseconds=[1.0, 1.0])
+    assert without_communication(made, None) is None
+    assert without_communication(made, alike) == 1.0
+    assert Result(made, 1.0, 3, None).share == 0.75
+    unlike = replace(alike, is_captured=not is_captured)
+    assert without_communication(made, unlike) is None
+    assert summarise(Result(made, None, 3, None))["share of communication"] is None
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ from hypothesis import strategies as st
 from scipy import linalg
 
 from benchmarks.apps.communicators import alone
+from benchmarks.apps.eigensolver import summarise
+from benchmarks.apps.eigensolver_agreement import same_pairs
 from benchmarks.apps.eigensolver_host import reflector
 from benchmarks.apps.eigensolver_layout import DTYPES, Layout, needed
 from benchmarks.apps.eigensolver_measure import Case, measure, problem, residuals
@@ -26,7 +30,7 @@ from tests.launcher import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-SIZES = [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 100, 129, 300]
+SIZES = [1, 2, 3, 4, 5, 31, 32, 33, 65]
 
 
 def _relative(found: Any, expected: Any) -> float:
@@ -234,7 +238,73 @@ def test_a_measurement_says_all_that_the_table_has() -> None:
     assert 0 < result.seconds["tridiagonalise"] < result.seconds["total"]
     assert result.column_us == pytest.approx(result.seconds["tridiagonalise"] / 20 * 1e6)
     assert None not in (result.residual, result.orthogonality, result.reference_difference)
+    assert result.compute_us
     assert result.as_dict()["share"] == pytest.approx(1 - result.compute_us / result.column_us)
+    assert result.call_s == 0
+
+
+class _Eager:
+    """A communicator whose calls can be captured or not other than they are."""
+
+    def __init__(self, *, capturable: bool) -> None:
+        self._comm, self.capturable = alone(), capturable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+
+def test_no_share_is_given_where_only_one_of_two_was_captured() -> None:
+    comms: Any = {"self": _Eager(capturable=True), "mpi": _Eager(capturable=False)}
+    results = measure(_World(), comms, ["self", "mpi"], Case(20, "float64", 8, repeat=1), seed=1)
+    assert [each.as_dict()["share"] is None for each in results] == [False, True]
+    assert [each.compute_us is None for each in results] == [False, True]
+    cells = [summarise(each)["  share of communication"] for each in results]
+    assert cells == [results[0].share, None]
+
+
+def test_the_reference_is_run_once_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    eigh, calls = linalg.eigh, []
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        calls.append(len(arguments[0]))
+        time.sleep(0.5 if len(calls) == 1 else 0)
+        return eigh(*arguments, **options)
+
+    monkeypatch.setattr("benchmarks.apps.eigensolver_measure.linalg.eigh", count)
+    case = Case(12, "float64", 8, repeat=3, checks=False)
+    (result,) = measure(_World(), {"self": alone()}, ["self"], case, seed=1)
+    assert calls == [12] * 4
+    assert result.reference_s
+    assert result.reference_s < 0.5
+
+
+def test_another_number_of_sums_in_any_solve_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, calls = Solver.solve, []
+
+    def solve(self: Any, *arguments: Any, **options: Any) -> Any:
+        calls.append(plain(self, *arguments, **options))
+        return replace(calls[-1], allreduces=calls[-1].allreduces + (len(calls) == 2))
+
+    monkeypatch.setattr(Solver, "solve", solve)
+    case = Case(20, "float64", 8, repeat=2, has_reference=False)
+    (result,) = measure(_World(), {"self": alone()}, ["self"], case, seed=1)
+    assert result.trouble == ("19 all-reduces and 3 broadcasts in solve 1; expected 18 and 3",)
+
+
+def test_ranks_go_on_with_the_first_ones_pairs_where_lapack_differs() -> None:
+    class Two:
+        rank, others = 1, [(np.zeros(3), np.eye(3))]
+
+        def host_allgather(self, item: Any) -> list[Any]:
+            return [b"another digest" if isinstance(item, bytes) else self.others[0], item]
+
+    two: Any = Two()
+    values, vectors = same_pairs(two, np.ones(3), np.ones((3, 3)))
+    assert np.array_equal(values, np.zeros(3))
+    assert np.array_equal(vectors, np.eye(3))
+    two.host_allgather = lambda item: [item, item]
+    values, _ = same_pairs(two, np.ones(3), np.ones((3, 3)))
+    assert np.array_equal(values, np.ones(3))
 
 
 def test_a_wrong_answer_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +329,14 @@ def _row(n: int, backend: str, column_us: float) -> dict[str, Any]:
         "compute_us": 10.0,
         "share": 1 - 10 / column_us,
     }
+
+
+def test_a_plot_has_bars_whose_share_is_not_known(tmp_path: Path) -> None:
+    row = {**_row(64, "mpi", 40), "compute_us": None, "share": None}
+    draw({"rows": [_row(64, "shmemar", 12.5), row]}, tmp_path / "plot.svg")
+    text = (tmp_path / "plot.svg").read_text(encoding="utf-8")
+    assert "<!-- 20% -->" in text
+    assert text.count("% -->") == 1
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
@@ -302,6 +380,8 @@ def test_kernels_compile_for_sm_90_without_spills(
     monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)
     kernels = build(np.dtype(dtype), 64, Shape())._asdict()
     assert len(kernels) == 6
+    if dtype == "complex128":  # the one that has most in registers: seconds are spared
+        kernels = {"multiply": kernels["multiply"]}
     for name, (function, types) in kernels.items():
         ptx, _ = numba.cuda.compile(function, types, device=False, abi="numba", cc=(9, 0))
         code = assemble(str(ptx))
@@ -317,7 +397,7 @@ def test_kernels_compile_for_sm_90_without_spills(
 
 def test_the_kernels_do_what_the_host_does() -> None:
     """Under numba's simulator, which has to be chosen before numba is loaded."""
-    cases = [(1, 1, 1, "float64"), (7, 3, 2, "complex64")]
+    cases = [(1, 1, 1, "float64"), (4, 2, 2, "complex64")]
     code = f"from tests.unit.test_apps_eigensolver import simulate; simulate({cases!r})"
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
+from hashlib import sha256
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from benchmarks.apps.agreement import of_first
 from benchmarks.apps.communicators import alone
+from benchmarks.apps.lanczos import Result, summarise
 from benchmarks.apps.lanczos_local import CpuWork
 from benchmarks.apps.lanczos_problem import Grid
-from benchmarks.apps.lanczos_solver import Lanczos, Options, basis_nbytes, projected
+from benchmarks.apps.lanczos_solver import Lanczos, projected
+from benchmarks.apps.lanczos_terms import Counted, Options, basis_nbytes
 from benchmarks.apps.reporting import require_memory, side_by_side
-from shmemar.errors import ArgumentError
+from shmemar.errors import ArgumentError, MismatchError
 from tests.launcher import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.apps.communicators import Communicator
+    from benchmarks.apps.lanczos_problem import Slab
 
 
 class _OneRank:
-    """What the solver asks of mpi4py, of one rank."""
+    """What is asked of mpi4py, of one rank."""
 
     size = 1
     rank = 0
@@ -94,13 +106,15 @@ def test_lanczos_converges_to_the_exact_values(which: str, wanted: int, basis: i
     grid = Grid(9, 7, 6)
     options = Options(wanted, basis, 1e-10, which)
     solver = solver_of(grid, options)
-    found = solver.solve(_OneRank())
+    found = solver.solve()
     np.testing.assert_allclose(found.eigenvalues, grid.eigenvalues(wanted, which), rtol=1e-10)
     assert found.restarts > 0
     assert found.iterations == basis + found.restarts * (basis - options.kept)
     # The residuals that are estimated are those of the vectors, to rounding.
     assert (found.residuals <= 1e-10 * found.eigenvalues).all()
     assert (solver.counted.scalars, solver.counted.halos) == (2 * basis, 0)
+    assert found.allreduces == 2 * found.iterations + 1
+    assert found.alike
     nbytes = sum(8 * (j + 1) + 8 * (j + 2) for j in range(basis))
     assert solver.counted.scalar_nbytes == nbytes
 
@@ -109,7 +123,7 @@ def test_the_basis_stays_orthonormal_and_the_matrix_is_the_operators_in_it() -> 
     grid = Grid(9, 7, 6)
     options = Options(3, 12, 1e-10)
     solver = solver_of(grid, options)
-    solver.solve(_OneRank(), cycles=4)
+    solver.solve(cycles=4)
     basis = solver._vectors[: options.basis + 1]
     np.testing.assert_allclose(basis @ basis.T, np.eye(options.basis + 1), atol=1e-13)
     matrix = basis[:-1] @ dense(grid) @ basis[:-1].T
@@ -117,6 +131,112 @@ def test_the_basis_stays_orthonormal_and_the_matrix_is_the_operators_in_it() -> 
     values, arrow = np.diag(matrix)[:kept], matrix[:kept, kept]
     built = projected(values, arrow, solver._alphas, solver._betas)
     np.testing.assert_allclose(matrix, built, atol=1e-12)
+
+
+def test_a_solver_frees_its_vectors_when_nobody_has_it() -> None:
+    solver = solver_of(Grid(5, 4, 3), Options(1, 6, 1e-10))
+    solver.solve()
+    gone = weakref.ref(solver)
+    gc.disable()
+    try:
+        del solver
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_collectives_that_are_left_out_are_noticed() -> None:
+    solver = solver_of(Grid(5, 4, 3), Options(1, 6, 1e-10))
+    solver._steps = lambda first, last: None  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="1 all-reduces in 6 steps; expected 2 a step, and 1"):
+        solver.solve(cycles=1)
+
+
+class _Capturing(CpuWork):
+    """Captures as GPUs do: what is counted is the capture, and not the replays."""
+
+    def __init__(self, slab: Slab, comm: Communicator) -> None:
+        super().__init__(slab)
+        self._comm, self.replays = comm, 0
+
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            self.replays += 1
+            calls = dict(self._comm.counts.calls)
+            body()
+            self._comm.counts.calls = calls
+
+        body()
+        return replay
+
+
+def test_allreduces_of_graphs_are_counted() -> None:
+    comm = alone()
+    comm.capturable = True
+    grid, options = Grid(9, 7, 6), Options(4, 12, 1e-10)
+    slab = grid.slab(0, 1)
+    work = _Capturing(slab, comm)
+    solver = Lanczos(comm, work, slab, options, grid.start(slab, 1))
+    for solves in (1, 2):
+        found = solver.solve()
+        np.testing.assert_allclose(found.eigenvalues, grid.eigenvalues(4, "smallest"), rtol=1e-10)
+        assert found.allreduces == 2 * found.iterations + 1
+        assert work.replays == solves * (found.restarts + 2)
+
+
+class _Ranks:
+    """A communicator of which it is asked only what ranks have."""
+
+    rank = 0
+
+    def __init__(self, name: str, items: list[Any]) -> None:
+        self.name, self._items = name, items
+
+    def host_allgather(self, item: Any) -> list[Any]:
+        return [item, *self._items]
+
+
+def test_only_shmemar_has_to_give_all_ranks_the_same_bits() -> None:
+    mine = np.array([1.0, 2.0])
+    other = np.nextafter(mine, 3)
+    same, differs = ((sha256(each.tobytes()).digest(), ()) for each in (mine, other))
+    for name in ("shmemar", "mpi"):
+        comm: Any = _Ranks(name, [same, same])
+        (found,), alike = of_first(comm, "numbers", mine)
+        assert alike
+        np.testing.assert_array_equal(found, mine)
+    comm = _Ranks("mpi", [same, differs])
+    (found,), alike = of_first(comm, "numbers", mine)
+    assert not alike
+    np.testing.assert_array_equal(found, mine)
+    comm = _Ranks("shmemar", [same, differs])
+    with pytest.raises(MismatchError, match="numbers of ranks 2 differ from those of rank 0"):
+        of_first(comm, "numbers", mine)
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_no_share_of_communication_where_launches_are_part_of_it(*, is_captured: bool) -> None:
+    counted = Counted(1, 2, 0, 24, 0)
+    made = Result(
+        backend="mpi",
+        is_captured=is_captured,
+        eigenvalues=[1.0],
+        errors=[0.0],
+        is_right=True,
+        iterations=1,
+        restarts=0,
+        alike=True,
+        allreduces=3,
+        solve_s=1.0,
+        microseconds=[10.0],
+        counted=counted,
+    )
+    alike = made.beside(4.0, is_captured=is_captured)
+    assert alike.alone_us == 4.0
+    assert alike.share == pytest.approx(0.6)
+    unlike = made.beside(4.0, is_captured=not is_captured)
+    assert (unlike.alone_us, unlike.share) == (None, None)
+    assert summarise(unlike)["share of communication"] is None
 
 
 @pytest.mark.parametrize(
@@ -159,14 +279,14 @@ def test_wrong_options_are_refused(changed: dict[str, Any], message: str) -> Non
 def test_what_does_not_converge_is_said() -> None:
     solver = solver_of(Grid(9, 8, 7), Options(4, 12, 1e-10, restarts=2))
     with pytest.raises(ArgumentError, match=r"restarts is 2, within which [0-3] of 4"):
-        solver.solve(_OneRank())
+        solver.solve()
 
 
 def test_a_krylov_space_that_ends_is_said() -> None:
     # 27 points with 7 different eigenvalues.
     solver = solver_of(Grid(3, 3, 3), Options(1, 16, 1e-10))
     with pytest.raises(ArgumentError, match="the Krylov space has ended behind 7 vectors"):
-        solver.solve(_OneRank())
+        solver.solve()
 
 
 def test_too_little_memory_is_said_with_the_amount() -> None:
@@ -193,9 +313,10 @@ import numpy as np
 from benchmarks.apps import lanczos_kernels as kernels
 from benchmarks.apps.lanczos_local import CpuWork
 from benchmarks.apps.lanczos_problem import Grid
-grid = Grid(4, 3, 5)
+kernels.THREADS = 32  # of a block here: each is a thread of Python's
+grid = Grid(4, 3, 3)
 random = np.random.default_rng(0)
-for size in (1, 2, 3):
+for size in (1, 3):
     for rank in range(size):
         slab = grid.slab(rank, size)
         work = CpuWork(slab)
@@ -221,7 +342,7 @@ for step in (0, 3):
         assert np.allclose(x, y, rtol=1e-15, atol=0)
         assert np.array_equal(mine, theirs)
         assert (mine[1][step] > 0) == (square > 0)
-for n in (1, 40, 700):
+for n in (1, 90):
     rows, x = random.standard_normal((3, n)), random.standard_normal(n)
     out, expected = np.full((2, 3), np.nan)
     work.project(rows, x, expected)

@@ -43,7 +43,7 @@ from benchmarks.apps.reporting import (
 from shmemar.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchmarks.apps.eigensolver_measure import Result
 
@@ -101,21 +101,34 @@ def _run(world: Any, arguments: argparse.Namespace) -> int:
             if speaks:
                 print(f"\n# n {case.n}, {case.dtype}, block {case.block}, {world.size} ranks")
                 print(side_by_side({each.backend: summarise(each) for each in found}), flush=True)
-    trouble = [
-        f"n {each.n}, {each.dtype}, {each.backend}: {text}"
-        for each in results
-        for text in each.trouble
-    ]
+                # Now, so that what was measured is kept when a later size does not end.
+                _keep(arguments, facts, results)
+    trouble = _troubles(results)
     if speaks:
         for text in trouble:
             print(f"# WRONG: {text}")
         print("# WRONG results" if trouble else "# all results right", flush=True)
-        document = {**facts, "is_right": not trouble, "rows": [row.as_dict() for row in results]}
-        if arguments.json:
-            write_json(arguments.json, "eigensolver", document)
-        if arguments.plot:
-            draw(document, arguments.plot)
     return 1 if trouble else 0
+
+
+def _troubles(results: Sequence[Result]) -> list[str]:
+    return [
+        f"n {each.n}, {each.dtype}, {each.backend}: {text}"
+        for each in results
+        for text in each.trouble
+    ]
+
+
+def _keep(
+    arguments: argparse.Namespace, facts: Mapping[str, Any], results: Sequence[Result]
+) -> None:
+    """Write the files that were asked for."""
+    rows = [row.as_dict() for row in results]
+    document = {**facts, "is_right": not _troubles(results), "rows": rows}
+    if arguments.json:
+        write_json(arguments.json, "eigensolver", document)
+    if arguments.plot:
+        draw(document, arguments.plot)
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
+from benchmarks.apps import eigensolver
 from benchmarks.apps.communicators import open_communicators
 from benchmarks.apps.eigensolver import main
 from benchmarks.apps.eigensolver_layout import Layout
@@ -220,6 +221,32 @@ def test_a_bad_problem_of_one_rank_is_an_error_on_all(
     everyone = agree(raised)
     assert all(text and message in text for text in everyone), everyone
     assert comm.counts.calls == {}
+
+
+def test_what_was_measured_is_kept_when_a_later_size_does_not_end(
+    world: MPI.Intracomm,
+    backend: str,
+    tmp_path: Path,
+    agree: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = world.bcast(tmp_path / "found.json", root=0)
+    measure, measured = eigensolver.measure, []
+
+    def once(*arguments: Any) -> Any:
+        if measured:
+            raise ArgumentError("it is over")
+        measured.append(arguments)
+        return measure(*arguments)
+
+    monkeypatch.setattr(eigensolver, "measure", once)
+    arguments = ["--n", "5,6", "--block", "2", "--repeat", "1", "--backend", "mpi"]
+    if world.size == 1:
+        arguments.append("--no-reference")
+    status = main([*arguments, "--json", str(path), "--run-on", backend])
+    assert agree(status) == [2] * world.size
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [row["n"] for row in rows] == [5]
 
 
 def test_the_command_compares_backends_and_keeps_what_it_found(

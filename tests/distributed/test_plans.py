@@ -10,6 +10,7 @@ import pytest
 import shmemar
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.exact import count_wrong, exact_input, exact_result, poison
+from shmemar.host.selector import CANDIDATES
 from shmemar.spec import Pdl
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def test_what_is_explained_is_what_runs(
     assert text.startswith(f"one_shot/ll for 128 bytes of float32, sum, {comm.size} rank")
     assert "  why: the first for messages of " in text
     assert "  not ll128_atomic/sentinel: its order of summation may vary" in text
-    assert len(found.others) == 8
+    assert len(found.others) == len(CANDIDATES) - 1
     large = comm.explain(nbytes=64 << 20, dtype="int32", op="max")
     assert dict(large.others)["one_shot/sentinel"].startswith("protocol is sentinel, and dtype")
 

@@ -14,7 +14,7 @@ from benchmarks.apps import eigensolver
 from benchmarks.apps.communicators import open_communicators
 from benchmarks.apps.eigensolver import main
 from benchmarks.apps.eigensolver_layout import Layout
-from benchmarks.apps.eigensolver_measure import problem, residuals
+from benchmarks.apps.eigensolver_measure import measure, problem, residuals
 from benchmarks.apps.eigensolver_solve import Solver, generalised_eigh, tridiagonalise
 from shmemar.errors import ArgumentError, MismatchError, ShmemarError
 from tests.launcher import ROOT
@@ -231,7 +231,7 @@ def test_what_was_measured_is_kept_when_a_later_size_does_not_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = world.bcast(tmp_path / "found.json", root=0)
-    measure, measured = eigensolver.measure, []
+    measured: list[Any] = []
 
     def once(*arguments: Any) -> Any:
         if measured:

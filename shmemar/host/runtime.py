@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,6 @@ class _Job:
         device: This process's GPU.
         ranks_per_gpu: The most processes of the job that share a GPU.
         arena: Symmetric memory that communicators divide.
-        stock_order: Orders NVSHMEM's own collectives, of which the job runs one at a time.
     """
 
     current: _Job | None = None
@@ -168,9 +167,13 @@ class _Job:
         self.ranks_per_gpu = ranks_per_gpu
         self._bindings = nvshmem.bindings
         self.arena = Arena(0, 0)
-        self.stock_order: StreamOrder | None = None
         # Before MPI's own end, which runs after Python's exit handlers.
         atexit.register(self._finalize)
+
+    @cached_property
+    def stock_order(self) -> StreamOrder:
+        """Orders NVSHMEM's own collectives, of which a job may run one at a time."""
+        return StreamOrder()
 
     def take_heap(self, bootstrap: Bootstrap, nbytes: int) -> None:
         """Take the arena from NVSHMEM's heap, unless it was taken. Collective of the job."""
@@ -461,8 +464,6 @@ class NvshmemRuntime:
         def reduce(destination: int, source: int, count: int, stream: int) -> None:
             found(TEAM_WORLD, destination, source, count, stream)
 
-        if self._job.stock_order is None:
-            self._job.stock_order = StreamOrder()
         return StockReduction(reduce, spec.dtype.itemsize)
 
     def try_stock(self, kernel: Any, staging: Memory, part_nbytes: int) -> None:
@@ -481,11 +482,14 @@ class NvshmemRuntime:
                 "call of it before them, or have another kernel (SHMEMAR_KERNEL, SHMEMAR_TABLE)."
             )
         own, handle = staging.addresses[self._bootstrap.rank], int(self._setup_stream.handle)
-        doing = "make a first stock collective"
+        doing, order = "make a first stock collective", self._job.stock_order
 
         def enqueue() -> None:
+            # Another communicator's may still run.
+            order.before_launch(handle, None)
             for count in (1, part_nbytes // kernel.itemsize):
                 kernel.reduce(own + part_nbytes, own, count, handle)
+            order.after_launch(handle, None)
 
         self._bootstrap.together(enqueue, doing, self._compile_timeout_s)
         deadline = time.monotonic() + (self._compile_timeout_s or math.inf)
@@ -519,16 +523,16 @@ class NvshmemRuntime:
             order, pdl = self._order, kernel.pdl
             capture = capture_of(stream)
             order.before_launch(stream, capture)
-            stock_order = self._job.stock_order if isinstance(arguments, StockArguments) else None
-            if stock_order is not None:
-                stock_order.before_launch(stream, capture)
+            is_stock = isinstance(arguments, StockArguments)
+            if is_stock:
+                self._job.stock_order.before_launch(stream, capture)
             is_programmatic = pdl is Pdl.ALWAYS
             if capture is not None and pdl is Pdl.BEHIND:
                 is_programmatic = order.is_behind_trigger(capture_of(stream))
             kernel.launch(grid, arguments.flat(), stream, is_programmatic=is_programmatic)
             order.after_launch(stream, capture, triggers=pdl is not Pdl.NEVER)
-            if stock_order is not None:
-                stock_order.after_launch(stream, capture)
+            if is_stock:
+                self._job.stock_order.after_launch(stream, capture)
         except DeviceError as error:
             if capture is None:
                 raise

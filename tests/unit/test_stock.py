@@ -29,12 +29,16 @@ def made(njob: int = 2) -> Any:
     runtime._bootstrap = SimpleNamespace(
         rank=1, size=2, together=lambda action, *_: action(), allgather=lambda *_: None
     )
-    runtime._job = SimpleNamespace(size=njob, stock_order="made before")
+    runtime.calls = calls = []
+    order = SimpleNamespace(
+        before_launch=lambda *what: calls.append(("before", *what)),
+        after_launch=lambda *what: calls.append(("after", *what)),
+    )
+    runtime._job = SimpleNamespace(size=njob, stock_order=order)
     runtime._peers = (1000, 2000)
     runtime._compile_timeout_s = 0.01
     runtime._setup_stream = SimpleNamespace(handle=STREAM)
     runtime.refuse_capture = lambda *_: None
-    runtime.calls = []
     return runtime
 
 
@@ -59,7 +63,12 @@ def test_first_calls_are_made_in_the_staging_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runtime_module, "is_done", lambda _: next(answers))
     reduction = runtime._stock(SPEC, 0)
     runtime.try_stock(reduction, STAGING, 64)
-    assert runtime.calls == [(0, 2576, 2512, 1, STREAM), (0, 2576, 2512, 8, STREAM)]
+    assert runtime.calls == [
+        ("before", STREAM, None),
+        (0, 2576, 2512, 1, STREAM),
+        (0, 2576, 2512, 8, STREAM),
+        ("after", STREAM, None),
+    ]
     assert list(answers) == []
 
 

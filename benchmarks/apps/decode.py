@@ -178,6 +178,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "ms without communication": result.alone_ms,
         "share of communication": result.share,
         "all-reduces a token": made.allreduces,
+        "  host in calls, all of them (s)": made.call_s,
         "  bytes of one": made.nbytes,
         "tokens": made.tokens.size,
         "  same on all ranks": "yes" if made.alike else "NO",

@@ -56,6 +56,8 @@ class Generation:
         is_captured: Whether steps were replays of a CUDA graph.
         allreduces: All-reduces of a step.
         nbytes: Bytes of each.
+        call_s: Seconds that the host was in calls of collectives, with warm-ups and capture, and
+            without replays; maximum over ranks.
     """
 
     tokens: NDArray[np.int64]
@@ -64,6 +66,7 @@ class Generation:
     is_captured: bool
     allreduces: int
     nbytes: int
+    call_s: float
 
     @property
     def median_ms(self) -> float:
@@ -97,7 +100,7 @@ def generate(
     """
     decoder = Decoder(ops, shape, weights, comm)
     counts = comm.counts
-    before = dict(counts.calls), dict(counts.nbytes)
+    before, call_s = (dict(counts.calls), dict(counts.nbytes)), counts.seconds
     if isinstance(ops, TorchOps):
         seconds = _timed_on_gpu(ops, decoder, comm, tokens)
     else:
@@ -120,6 +123,7 @@ def generate(
         is_captured=comm.capturable,
         allreduces=(calls - 1) // steps,
         nbytes=nbytes // calls,
+        call_s=max(mpi_comm.allgather(counts.seconds - call_s)),
     )
 
 

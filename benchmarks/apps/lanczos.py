@@ -74,6 +74,8 @@ class Result:
         allreduces: Of the whole solve.
         solve_s: Seconds of the whole solve, restarts included, from when all ranks are ready;
             maximum over ranks.
+        call_s: Seconds of it that the host was in calls of collectives; replayed ones are none.
+            Maximum over ranks.
         microseconds: Of an iteration, cycle by cycle; maximum over ranks.
         counted: All-reduces of a whole cycle.
         alone_us: Of an iteration without communication, the median; None where not measured, or
@@ -90,6 +92,7 @@ class Result:
     alike: bool
     allreduces: int
     solve_s: float
+    call_s: float
     microseconds: list[float]
     counted: Counted
     alone_us: float | None = None
@@ -140,9 +143,9 @@ def solve(
     grid.require_simple(options.wanted, options.which)
     solver = _solver(comm, grid, options, seed)
     comm.barrier()
-    begin = time.perf_counter()
+    begin, calls_s = time.perf_counter(), comm.counts.seconds
     found = solver.solve(progress)
-    seconds = time.perf_counter() - begin
+    seconds, calls_s = time.perf_counter() - begin, comm.counts.seconds - calls_s
     exact = grid.eigenvalues(options.wanted, options.which)
     errors = np.abs(found.eigenvalues - exact) / exact
     allowed = np.maximum(options.tolerance, ROUNDING / exact)
@@ -157,6 +160,7 @@ def solve(
         alike=found.alike,
         allreduces=found.allreduces,
         solve_s=max(mpi_comm.allgather(seconds)),
+        call_s=max(mpi_comm.allgather(calls_s)),
         microseconds=_microseconds(mpi_comm, found.seconds, found.steps),
         counted=solver.counted,
     )
@@ -204,6 +208,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "share of communication": result.share,
         "iterations/s of the solve": result.iterations / result.solve_s,
         "solve (s)": result.solve_s,
+        "  host in collectives (s)": result.call_s,
         "scalar all-reduces an iteration": counted.scalars / counted.steps,
         "  bytes of one, mean": counted.scalar_nbytes / counted.scalars,
         "halo all-reduces an iteration": counted.halos / counted.steps,

@@ -248,6 +248,7 @@ def test_no_share_of_communication_where_launches_are_part_of_it(*, is_captured:
         is_captured=is_captured,
         allreduces=2,
         nbytes=96,
+        call_s=0.1,
     )
     alike = replace(made, milliseconds=[1.0, 1.0])
     assert without_communication(made, None) is None

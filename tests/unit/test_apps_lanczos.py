@@ -228,6 +228,7 @@ def test_no_share_of_communication_where_launches_are_part_of_it(*, is_captured:
         alike=True,
         allreduces=3,
         solve_s=1.0,
+        call_s=0.5,
         microseconds=[10.0],
         counted=counted,
     )

@@ -160,25 +160,6 @@ def test_its_protocol_alone_pins_nothing(
         shmemar.init(world, backend=backend, determinism="not_guaranteed")
 
 
-def test_emulated_it_has_mpis_deadline(
-    world: MPI.Intracomm, backend: str, comm: shmemar.Communicator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if comm.backend is not Backend.EMULATED or world.size < 2:
-        pytest.skip("on GPUs NVSHMEM has no deadline")
-    monkeypatch.setenv("SHMEMAR_KERNEL", "stock")
-    monkeypatch.setenv("SHMEMAR_TIMEOUT_S", "0.5")
-    late = shmemar.init(world, backend=backend, determinism="not_guaranteed")
-    x = np.ones(8, np.float32)
-    late.allreduce(x)
-    if world.rank == 0:
-        with pytest.raises(shmemar.CollectiveTimeoutError, match="all-reduce"):
-            late.allreduce(x)
-        with pytest.raises(shmemar.CollectiveTimeoutError, match="all-reduce"):
-            late.check()
-    world.barrier()
-    late._abandon()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("nbytes", [4, 64 << 10, 40 << 20])
 def test_a_first_call_of_a_plan_is_captured(

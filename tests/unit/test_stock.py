@@ -190,3 +190,24 @@ def test_a_first_call_that_is_refused_breaks_the_communicator(
     with pytest.raises(DeviceError, match="NVSHMEM refused"):
         comm._prepare(spec, 0)
     assert (comm._failure is not None) == (kernel is Kernel.STOCK)
+
+
+@pytest.mark.parametrize("is_stock", [True, False])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, CollectiveTimeoutError])
+def test_what_ends_mpis_all_reduce_breaks_the_communicator(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], *, is_stock: bool
+) -> None:
+    def end(*_: Any) -> None:
+        if error is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        raise CollectiveTimeoutError("nobody came", rank=0, missing=(1,))
+
+    monkeypatch.setattr(session, "leave_without_finalize", lambda: None)
+    comm: Any = object.__new__(Communicator)
+    comm.rank, comm._is_closed, comm._failure = 0, True, None
+    comm._runtime = SimpleNamespace(is_synchronous=True, launch=end)
+    comm._shut = lambda: None
+    arguments = StockArguments(0, 0, 0, 0, 1) if is_stock else SimpleNamespace()
+    with pytest.raises(error):
+        comm._enqueue(SPEC, None, Grid(0, 0), arguments, 0)
+    assert (comm._failure is not None) == is_stock

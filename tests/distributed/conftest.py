@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 os.environ.setdefault("SHMEMAR_TABLE", "none")
 
 
-AT_TWO_RANKS = ("test_apps_decode", "test_apps_lanczos", "test_benchmarks", "test_floor")
+AT_TWO_RANKS = (
+    "test_apps_decode",
+    "test_apps_lanczos",
+    "test_benchmarks",
+    "test_floor",
+    "test_stock",
+)
 COMPILES_MUCH = ("test_allreduce", "test_broadcast", "test_kernels", "test_lines", "test_signal")
 
 

@@ -1,20 +1,37 @@
-"""Results that all ranks need to have alike, whatever the bits that a backend's sums gave them."""
+"""What ranks need to have alike: errors, and results whatever bits a backend's sums gave them."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from shmemar.errors import MismatchError
+from shmemar.host.bootstrap import as_entry, raise_any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from benchmarks.apps.communicators import Communicator
 
-__all__ = ["of_first"]
+__all__ = ["of_first", "together"]
+
+T = TypeVar("T")
+
+
+def together(comm: Communicator, action: Callable[[], T]) -> T:
+    """Run `action` so that all ranks raise or none does. Collective."""
+    result: Any = None
+    error: Exception | None = None
+    try:
+        result = action()
+    except Exception as caught:  # noqa: BLE001 - the other ranks are told
+        error = caught
+    raise_any(error, comm.host_allgather(as_entry(error)))
+    return result  # type: ignore[no-any-return]
 
 
 def of_first(

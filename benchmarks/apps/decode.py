@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.apps.agreement import together
 from benchmarks.apps.decode_ops import ops_for
 from benchmarks.apps.decode_runs import Check, compare, generate, reference
 from benchmarks.apps.decode_shape import DTYPES, WORKING_NBYTES, ModelShape
 from benchmarks.apps.decode_weights import make_weights
-from benchmarks.apps.eigensolver_agreement import together
 from benchmarks.apps.reporting import (
     Progress,
     add_common_options,

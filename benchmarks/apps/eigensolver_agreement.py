@@ -1,41 +1,24 @@
-"""What the ranks of the eigensolver settle on the host: errors, arguments, memory, and results."""
+"""What the ranks of the eigensolver settle on the host: arguments, memory, and results."""
 
 from __future__ import annotations
 
 import hashlib
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.apps.eigensolver_layout import needed
 from benchmarks.apps.reporting import require_memory
 from shmemar.errors import MismatchError
-from shmemar.host.bootstrap import as_entry, raise_any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from benchmarks.apps.communicators import Communicator
     from benchmarks.apps.eigensolver_layout import Layout
 
-__all__ = ["agreed", "compare", "require_room", "require_room_for", "same_pairs", "together"]
-
-T = TypeVar("T")
-
-
-def together(comm: Communicator, action: Callable[[], T]) -> T:
-    """Run `action` so that all ranks raise or none does. Collective."""
-    result: Any = None
-    error: Exception | None = None
-    try:
-        result = action()
-    except Exception as caught:  # noqa: BLE001 - the other ranks are told
-        error = caught
-    raise_any(error, comm.host_allgather(as_entry(error)))
-    return result  # type: ignore[no-any-return]
+__all__ = ["agreed", "compare", "require_room", "require_room_for", "same_pairs"]
 
 
 def compare(comm: Communicator, own: dict[str, Any]) -> None:

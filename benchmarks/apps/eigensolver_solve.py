@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from scipy import linalg
 
+from benchmarks.apps.agreement import together
 from benchmarks.apps.eigensolver_agreement import (
     agreed,
     compare,
     require_room,
     require_room_for,
     same_pairs,
-    together,
 )
 from benchmarks.apps.eigensolver_host import HostWork
 from benchmarks.apps.eigensolver_layout import Layout, check_problem, needed

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.apps.eigensolver_agreement import together
+from benchmarks.apps.agreement import together
 from benchmarks.apps.lanczos_local import local_work
 from benchmarks.apps.lanczos_problem import NORM, WHICH, Grid
 from benchmarks.apps.lanczos_solver import Lanczos

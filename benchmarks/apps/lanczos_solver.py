@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.apps.agreement import of_first
-from benchmarks.apps.eigensolver_agreement import together
+from benchmarks.apps.agreement import of_first, together
 from benchmarks.apps.lanczos_problem import NORM
 from benchmarks.apps.lanczos_terms import Counted, Solution
 from benchmarks.apps.silence import silent

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import shmemar
 from benchmarks.barriers import measure_barrier, measure_share
 from benchmarks.compare import compare, load, render
-from benchmarks.contenders import CONTENDERS, GRAPHS, Ours, contender_of
+from benchmarks.contender import GRAPHS
+from benchmarks.contenders import CONTENDERS, Ours, contender_of
 from benchmarks.launches import measure_launches
 from benchmarks.machine_code import disassemble
 from benchmarks.plots import draw
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.barriers import Share
-    from benchmarks.contenders import Contender
+    from benchmarks.contender import Contender
     from benchmarks.timing import Result
     from shmemar.host.selector import Candidate
 

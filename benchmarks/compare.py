@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.contenders import OTHER_KERNEL
+from benchmarks.contender import OTHER_KERNEL
 from shmemar.errors import ArgumentError
 from shmemar.host.timing import AHEAD
 

@@ -12,18 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from benchmarks.buffers import Buffers, empty_array
+from benchmarks.buffers import Buffers
+from benchmarks.contender import GRAPHS, Opened, Turns, as_it_is, ordinary, ran_only
+from benchmarks.contenders_nccl import Nccl, NcclWindow
 from shmemar.dtypes import ReduceOp
 from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError, MismatchError
 from shmemar.host.kernel_set import name_of
 from shmemar.host.litmus import lines_verdict
 from shmemar.host.selector import Band, Candidate, Table
 from shmemar.host.stock import NVSHMEM_TYPES
-from shmemar.host.timing import NO_KERNEL
 from shmemar.spec import Backend, Kernel
 
 if TYPE_CHECKING:
@@ -31,78 +32,18 @@ if TYPE_CHECKING:
 
     import shmemar
     from benchmarks.buffers import Case
-    from shmemar.host.kernel_set import Prepared
+    from benchmarks.contender import Contender
 
 __all__ = [
     "CONTENDERS",
-    "GRAPHS",
-    "OTHER_KERNEL",
-    "Contender",
-    "Opened",
+    "Mpi",
     "Ours",
     "call_once",
     "contender_of",
     "open_together",
-    "ran_only",
 ]
 
 T = TypeVar("T")
-
-GRAPHS = ("graph", "behind", "early")
-"""Modes whose calls are captured into a graph."""
-
-OTHER_KERNEL = "ran another kernel"
-"""How the note of a row begins whose graph held other kernels than those asked for."""
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A contender that is ready to run one case.
-
-    Attributes:
-        call: ``call(number, stream)`` enqueues an all-reduce.
-        data: Its arrays.
-        kernel: What it is asked to run.
-        must_run: Whether the kernels in a graph, by their names, are what it was asked for.
-        prepared: Of our kernels, for mode `device`.
-        pdl: Of our kernels, when they are launched programmatically.
-    """
-
-    call: Callable[[int, Any], None]
-    data: Buffers
-    kernel: str
-    must_run: Callable[[tuple[str, ...]], bool] = lambda _: True
-    prepared: Prepared | None = None
-    pdl: str | None = None
-
-
-class Contender(Protocol):
-    """Something that all-reduces."""
-
-    @property
-    def name(self) -> str:
-        """Its name in tables."""
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """Modes that it can be measured in."""
-
-    def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
-        """Say why it can't run; None where it can. Alike on all ranks."""
-
-    def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
-        """Make the arrays; None where that is collective, and left to `open`. Not collective."""
-
-    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
-        """Make ready, with what `make` made. Collective."""
-
-    def during_eager(self, comm: shmemar.Communicator) -> Any:
-        """A context in which eager calls run. Collective."""
-
-
-@contextmanager
-def _as_it_is(_: shmemar.Communicator) -> Iterator[None]:
-    yield
 
 
 @dataclass(frozen=True)
@@ -120,7 +61,7 @@ class Ours:
 
     def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
         """In ordinary memory."""
-        return _ordinary(comm, case)
+        return ordinary(comm, case)
 
     @property
     def name(self) -> str:
@@ -193,9 +134,9 @@ class Nvshmem:
 
     name: str = "nvshmem"
     modes: tuple[str, ...] = (*GRAPHS, "eager")
-    _arrays: dict[Any, Any] = field(default_factory=dict)
+    _turns: Turns = field(default_factory=Turns)
 
-    during_eager = staticmethod(_as_it_is)
+    during_eager = staticmethod(as_it_is)
 
     def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
         """Where there is no NVSHMEM, or it has no such reduction."""
@@ -237,75 +178,16 @@ class Nvshmem:
         return "own" if os.environ.get("NVSHMEM_DISABLE_NCCL") == "1" else "own or NCCL"
 
     def _array(self, comm: shmemar.Communicator, shape: tuple[int, ...], dtype: str) -> Any:
-        """An array of the heap. Two of a shape take turns, as memory is not given back."""
+        """An array of the heap."""
         import cupy
 
         nbytes = int(np.prod(shape)) * np.dtype(_plain(dtype)).itemsize
-        kept = self._arrays.setdefault((comm, nbytes), [])
-        if len(kept) < 2:
-            kept.append(comm.symmetric_array(nbytes, "uint8"))
-        else:
-            kept.append(kept.pop(0))
-        return cupy.asarray(kept[-1]).view(dtype).reshape(shape)
+        memory = self._turns.next((comm, nbytes), lambda: comm.symmetric_array(nbytes, "uint8"))
+        return cupy.asarray(memory).view(dtype).reshape(shape)
 
 
 def _plain(dtype: str) -> str:
     return "uint16" if dtype == "bfloat16" else dtype
-
-
-@dataclass
-class Nccl:
-    """NCCL through CuPy's bindings, out of place."""
-
-    name: str = "nccl"
-    modes: tuple[str, ...] = (*GRAPHS, "eager")
-    _communicators: dict[Any, Any] = field(default_factory=dict)
-
-    during_eager = staticmethod(_as_it_is)
-
-    def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
-        """Where ranks share a GPU, which it refuses, or it is not there."""
-        if comm.backend is Backend.EMULATED:
-            return "the emulated backend has no GPUs"
-        if comm._runtime.shares_gpu:
-            return "NCCL refuses ranks that share a GPU"
-        try:
-            from cupy.cuda import nccl
-        except ImportError as error:
-            return f"CuPy has no NCCL ({error})"
-        if not nccl.available:
-            return "CuPy was built without NCCL, or finds none"
-        if self._type(nccl, case) is None or case.op is ReduceOp.AVG:
-            return f"CuPy's NCCL has no {case.op.value} of {case.dtype.name}"
-        return None
-
-    @staticmethod
-    def _type(nccl: Any, case: Case) -> Any:
-        return getattr(nccl, f"NCCL_{case.dtype.name.upper()}", None)
-
-    def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
-        """In ordinary memory."""
-        return _ordinary(comm, case)
-
-    def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
-        """Make its communicator, once."""
-        assert data is not None
-        from cupy.cuda import nccl
-
-        if comm not in self._communicators:
-            identity = comm.host_allgather(nccl.get_unique_id() if comm.rank == 0 else None)[0]
-            made = nccl.NcclCommunicator(comm.size, identity, comm.rank)
-            self._communicators[comm] = made
-        made = self._communicators[comm]
-        kind, op = self._type(nccl, case), getattr(nccl, f"NCCL_{case.op.value.upper()}")
-
-        def call(number: int, stream: Any) -> None:
-            source, destination = data.source(number), data.destination(number)
-            made.allReduce(source.data.ptr, destination.data.ptr, case.count, kind, op, stream.ptr)
-
-        version = nccl.get_version()
-        is_its_own = partial(ran_only, ("ncclDevKernel_AllReduce",))
-        return Opened(call, data, f"NCCL {version}", is_its_own)
 
 
 @dataclass
@@ -319,9 +201,9 @@ class TorchSymmetric:
     shots: str
     modes: tuple[str, ...] = (*GRAPHS, "eager")
     _arrays: dict[Any, Any] = field(default_factory=dict)
-    _kept: dict[Any, Any] = field(default_factory=dict)
+    _turns: Turns = field(default_factory=Turns)
 
-    during_eager = staticmethod(_as_it_is)
+    during_eager = staticmethod(as_it_is)
 
     @property
     def name(self) -> str:
@@ -393,15 +275,13 @@ class TorchSymmetric:
         import torch
         import torch.distributed._symmetric_memory as symmetric
 
-        # Two of a shape take turns.
-        kept = self._kept.setdefault((comm, shape, dtype), [])
-        if len(kept) < 2:
+        def make() -> Any:
             place = f"cuda:{torch.cuda.current_device()}"
-            kept.append(symmetric.empty(shape, dtype=getattr(torch, dtype), device=place))
-            symmetric.rendezvous(kept[-1], group)
-        else:
-            kept.append(kept.pop(0))
-        tensor = kept[-1]
+            made = symmetric.empty(shape, dtype=getattr(torch, dtype), device=place)
+            symmetric.rendezvous(made, group)
+            return made
+
+        tensor = self._turns.next((comm, shape, dtype), make)
         plain = tensor.view(torch.uint16) if dtype == "bfloat16" else tensor
         array = cupy.asarray(plain).view(dtype)
         self._arrays[array.data.ptr] = tensor
@@ -425,7 +305,7 @@ class Mpi:
     name: str = "mpi"
     modes: tuple[str, ...] = ("eager",)
 
-    during_eager = staticmethod(_as_it_is)
+    during_eager = staticmethod(as_it_is)
 
     def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
         """Where MPI has no such type."""
@@ -435,7 +315,7 @@ class Mpi:
 
     def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
         """In ordinary memory."""
-        return _ordinary(comm, case)
+        return ordinary(comm, case)
 
     def open(self, comm: shmemar.Communicator, case: Case, data: Buffers | None) -> Opened:
         """Make arrays on the host."""
@@ -457,12 +337,6 @@ class Mpi:
         return Opened(call, data, "staged through the host")
 
 
-def ran_only(parts: tuple[str, ...], ran: tuple[str, ...]) -> bool:
-    """Whether a graph has kernels, and none but those with one of `parts` in their names."""
-    kernels = [each for each in ran if not each.startswith(NO_KERNEL)]
-    return bool(kernels) and all(any(part in each for part in parts) for each in kernels)
-
-
 def _on_gpu(array: Any) -> Any:
     import cupy
 
@@ -472,6 +346,7 @@ def _on_gpu(array: Any) -> Any:
 CONTENDERS: dict[str, Callable[[], Contender]] = {
     "nvshmem": Nvshmem,
     "nccl": Nccl,
+    "nccl-window": NcclWindow,
     "torch-one-shot": lambda: TorchSymmetric("one"),
     "torch-two-shot": lambda: TorchSymmetric("two"),
     "mpi": Mpi,
@@ -534,7 +409,3 @@ def _together(comm: shmemar.Communicator, action: Callable[[], T]) -> tuple[T | 
         why = f"rank {comm.rank}: {type(error).__name__}: {text}"
     reasons = [each for each in comm.host_allgather(why) if each]
     return (None, reasons[0]) if reasons else (result, "")
-
-
-def _ordinary(comm: shmemar.Communicator, case: Case) -> Buffers:
-    return Buffers(comm, case, partial(empty_array, comm.backend))

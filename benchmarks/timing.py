@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.buffers import Buffers, Case, empty_array
-from benchmarks.contenders import GRAPHS, OTHER_KERNEL, Ours, call_once, open_together
+from benchmarks.contender import GRAPHS, OTHER_KERNEL
+from benchmarks.contenders import Ours, call_once, open_together
 from shmemar.dtypes import ReduceOp
 from shmemar.errors import ArgumentError
 from shmemar.host.exact import exact_limit, largest_input
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import shmemar
-    from benchmarks.contenders import Contender, Opened
+    from benchmarks.contender import Contender, Opened
     from shmemar.host.kernel_set import Prepared
     from shmemar.host.launch import CudaKernel
     from shmemar.host.timing import Data

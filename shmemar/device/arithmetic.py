@@ -45,8 +45,8 @@ def arithmetic(dtype: DType, op: ReduceOp, nranks: int) -> Arithmetic:
     """Return the device functions for an element type, an operator and a number of ranks."""
     if dtype.is_complex and op is ReduceOp.PROD:
         if dtype.component_nbytes == 8:
-            return Arithmetic(_unpack_two_f64, _multiply_complex, _as_is, _pack_two_f64)
-        return Arithmetic(_unpack_f32, _multiply_complex, _as_is, _pack_f32)
+            return Arithmetic(_unpack_two_f64, _multiply_complex128, _as_is, _pack_two_f64)
+        return Arithmetic(_unpack_f32, _multiply_complex64, _as_is, _pack_f32)
     unpack, pack, count = _LAYOUTS[dtype.name]
     finish = _scale(dtype, nranks, count) if op is ReduceOp.AVG else _as_is
     return Arithmetic(unpack, _elementwise(_scalar(dtype, op), count), finish, pack)
@@ -54,9 +54,11 @@ def arithmetic(dtype: DType, op: ReduceOp, nranks: int) -> Arithmetic:
 
 def _scalar(dtype: DType, op: ReduceOp) -> Callable[[Any, Any], Any]:
     if op in (ReduceOp.SUM, ReduceOp.AVG):
-        return _add
+        return _add_f64 if not dtype.is_integer and dtype.component_nbytes == 8 else _add
     if op is ReduceOp.PROD:
-        return _multiply_int if dtype.is_integer else _multiply_float
+        if dtype.is_integer:
+            return _multiply_int
+        return _multiply_f64 if dtype.component_nbytes == 8 else _multiply_float
     lower = op is ReduceOp.MIN
     if dtype.is_integer:
         return _min_int if lower else _max_int
@@ -113,6 +115,11 @@ def _add(left: Any, right: Any) -> Any:
 
 
 @device
+def _add_f64(left: Any, right: Any) -> Any:
+    return words.add_in_order(left, right)
+
+
+@device
 def _multiply_int(left: int, right: int) -> int:
     return left * right
 
@@ -123,9 +130,26 @@ def _multiply_float(left: Any, right: Any) -> Any:
 
 
 @device
-def _multiply_complex(left: Any, right: Any) -> tuple[Any, Any]:
+def _multiply_f64(left: Any, right: Any) -> Any:
+    # A GPU's NaN does not depend on the order of operands, but for float64.
+    if left != left:
+        return left
+    if right != right:
+        return right
+    return words.mul_rn(left, right)
+
+
+@device
+def _multiply_complex64(left: Any, right: Any) -> tuple[Any, Any]:
     real = words.mul_rn(left[0], right[0]) - words.mul_rn(left[1], right[1])
     imag = words.mul_rn(left[0], right[1]) + words.mul_rn(left[1], right[0])
+    return real, imag
+
+
+@device
+def _multiply_complex128(left: Any, right: Any) -> tuple[Any, Any]:
+    real = words.add_in_order(_multiply_f64(left[0], right[0]), -_multiply_f64(left[1], right[1]))
+    imag = words.add_in_order(_multiply_f64(left[0], right[1]), _multiply_f64(left[1], right[0]))
     return real, imag
 
 

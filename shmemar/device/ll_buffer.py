@@ -181,7 +181,7 @@ class LLBuffer(NamedTuple):
             slot: The slot.
             own: The own element, which takes part as a peer receives it.
             combine: ``combine(left, right)``: a lambda or a device function. It is called in rank
-                order on every rank, so all ranks get the same bits.
+                order on every rank, so all ranks get the same bits; of two NaNs of float64 either.
 
         Returns:
             ``combine(... combine(combine(v0, v1), v2) ..., vN-1)``.

@@ -61,7 +61,7 @@ def instruction(
 
 
 def lower_words(compiler: Compiler) -> None:
-    """Lower :mod:`shmemar.device.words`, except `word_array`, `mul_rn` and float16."""
+    """Lower :mod:`shmemar.device.words`, except `word_array`, floats and float16."""
     pair = types.UniTuple(U32, 2)
 
     def split(builder: Any, bits: Any) -> list[Any]:

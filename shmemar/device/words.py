@@ -13,6 +13,7 @@ import numpy as np
 __all__ = [
     "Packet",
     "Payload",
+    "add_in_order",
     "f32_from_word",
     "f64_from_words",
     "i64_from_word",
@@ -121,8 +122,19 @@ def words_from_i64(value: int) -> Payload:
     return value & _MASK32, value >> 32 & _MASK32
 
 
+def add_in_order(left: Float, right: Float) -> Float:
+    """Add two floats of one type, the operands in the order in which they are given.
+
+    Of two NaNs a GPU's float64 addition gives one by their places, and compilers exchange them as
+    registers allow: on one rank and not on another, which then differ in the bits of a NaN.
+    """
+    return left + right
+
+
 def mul_rn(left: Float, right: Float) -> Float:
     """Multiply two floats of one type, round to nearest, and never fuse with an addition.
+
+    Of two NaNs it gives either.
 
     A compiler that is free to fuse may do so on one rank and not on another.
     """

@@ -54,14 +54,23 @@ def communicators(world: MPI.Intracomm, backend: str) -> Iterator[dict[str, Comm
         each.close()
 
 
+def is_told_apart(name: str, backend: str) -> bool:
+    """On GPUs mpi's sums are not captured, and launches would count as communication."""
+    return backend == "emulated" or name != "mpi"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_backends_make_the_tokens_of_one_rank(
-    world: MPI.Intracomm, communicators: dict[str, Communicator], agree: Any, dtype: str
+    world: MPI.Intracomm,
+    communicators: dict[str, Communicator],
+    backend: str,
+    agree: Any,
+    dtype: str,
 ) -> None:
     shape = replace(SHAPE, dtype=dtype)
     results = decode(world, communicators, shape, 10, check=True)
     assert list(results) == ["shmemar", "mpi"] + ["self"] * (world.size == 1)
-    for result in results.values():
+    for name, result in results.items():
         made, check = result.generation, result.check
         assert check is not None
         assert check.is_right
@@ -72,7 +81,7 @@ def test_backends_make_the_tokens_of_one_rank(
         assert (made.allreduces, made.nbytes) == (4, (4 if dtype == "float32" else 2) * 2 * 96)
         assert len(made.milliseconds) == 9
         assert min(made.milliseconds) > 0
-        assert (result.alone_ms is None) == (world.size == 1)
+        assert (result.alone_ms is None) == (world.size == 1 or not is_told_apart(name, backend))
     tokens = {name: each.generation.tokens.tobytes() for name, each in results.items()}
     assert len(set(agree(tokens["shmemar"]))) == 1
     if dtype == "float32":
@@ -155,7 +164,10 @@ def program(
 
 
 def test_the_program_prints_and_keeps_results(
-    world: MPI.Intracomm, program: Callable[..., tuple[int, str, str]], tmp_path: Path
+    world: MPI.Intracomm,
+    backend: str,
+    program: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
 ) -> None:
     file = tmp_path / "decode.json"
     given = ("--check", "--shared-weights", "--json", str(file), "--backend", "mpi")
@@ -171,7 +183,7 @@ def test_the_program_prints_and_keeps_results(
     assert result["check"]["wrong"] == 0
     assert len(result["generation"]["tokens"][0]) == 6
     assert result["median_ms"] > 0
-    assert (result["share"] is None) == (world.size == 1)
+    assert (result["share"] is None) == (world.size == 1 or not is_told_apart("mpi", backend))
 
 
 @pytest.mark.parametrize(

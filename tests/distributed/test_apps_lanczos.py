@@ -134,7 +134,10 @@ def program(
 
 
 def test_the_program_prints_and_keeps_results(
-    world: MPI.Intracomm, program: Callable[..., tuple[int, str, str]], tmp_path: Path
+    world: MPI.Intracomm,
+    backend: str,
+    program: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
 ) -> None:
     file = tmp_path / "lanczos.json"
     given = ("--grid", "7,6,8", "--wanted", "2", "--basis", "10", "--json", str(file))
@@ -148,9 +151,11 @@ def test_the_program_prints_and_keeps_results(
     document = json.loads(file.read_text(encoding="utf-8"))
     assert document["ranks"] == str(world.size)
     assert list(document["backends"]) == ["shmemar", "mpi"]
-    for result in document["backends"].values():
+    for name, result in document["backends"].items():
+        # On GPUs mpi's sums are not captured, and launches would count as communication.
+        is_told_apart = world.size > 1 and (backend == "emulated" or name != "mpi")
         np.testing.assert_allclose(result["eigenvalues"], document["exact"], rtol=1e-10)
-        assert (result["alone_us"] is None) == (world.size == 1)
+        assert (result["alone_us"] is not None) == is_told_apart
         assert result["median_us"] > 0
 
 

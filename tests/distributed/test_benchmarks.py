@@ -13,7 +13,8 @@ import pytest
 import shmemar
 from benchmarks.__main__ import _contenders
 from benchmarks.buffers import Buffers, Case, empty_array
-from benchmarks.contenders import GRAPHS, Mpi, Opened, Ours, contender_of, ran_only
+from benchmarks.contender import GRAPHS, Opened, ran_only
+from benchmarks.contenders import Mpi, Ours, contender_of
 from benchmarks.timing import MODES, measure, why_not
 from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.host.selector import CANDIDATES, Candidate

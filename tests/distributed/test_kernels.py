@@ -370,6 +370,38 @@ def test_what_looks_like_the_sentinel_hangs_nothing(
     assert everyone_verdicts == [verdicts] * comm.size
 
 
+@pytest.mark.parametrize(
+    ("kernel", "protocol", "name", "op"),
+    [
+        (Kernel.ONE_SHOT, Protocol.LL, "float64", "sum"),
+        (Kernel.BARRIER_ONE_SHOT, Protocol.PULL, "float64", "sum"),
+        (Kernel.ONE_SHOT, Protocol.LL, "complex128", "prod"),
+    ],
+)
+def test_ranks_get_the_same_of_many_nans(
+    pinned: Pinned,
+    arrays: Arrays,
+    agree: Any,
+    kernel: Kernel,
+    protocol: Protocol,
+    name: str,
+    op: str,
+) -> None:
+    """Of two NaNs a float64 addition gives one by their places."""
+    comm = pinned(kernel, protocol)
+    own = np.uint64(0x7FF8 << 48 | (comm.rank + 1) << 32 | 5).view("f8")
+    at = [0, 3, 4, 5]  # real and imaginary parts of complex numbers, and both
+    verdicts = []
+    for ranks in range(1, 1 << comm.size):
+        x = np.ones(6)
+        if ranks >> comm.rank & 1:
+            x[at] = own
+        got = arrays.reduce(comm, x.view(name), op=op).view("f8")
+        verdicts.append((bool(np.isnan(got[at]).all()), got.tobytes()))
+    assert all(is_nan for is_nan, _ in verdicts)
+    assert agree(verdicts) == [verdicts] * comm.size
+
+
 def test_a_result_that_is_the_sentinel_is_sent_as_its_twin(
     pinned: Pinned, arrays: Arrays, agree: Any
 ) -> None:

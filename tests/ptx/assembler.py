@@ -25,6 +25,10 @@ class Assembly:
         pattern = re.compile(rf"(?<![\w.]){re.escape(opcode)}[\s.][^;]*;")
         return pattern.findall(self.ptx)
 
+    def fused(self) -> list[str]:
+        """Products that are added to without being rounded, except those by 1."""
+        return [line for line in self.lines("fma") if ", 0d3FF0000000000000, " not in line]
+
     def count(self, opcode: str) -> int:
         """Number of instructions that begin with `opcode`."""
         return len(self.lines(opcode))

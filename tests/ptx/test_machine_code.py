@@ -110,7 +110,7 @@ def test_a_kernel_keeps_its_machine_code_contract(case: tuple[KernelSpec, int]) 
     budget = REGISTERS.get(spec.nranks, 48) if spec.nranks < 16 else WIDE_REGISTERS
     assert assembly.registers <= budget * (1.5 if spec.packets_per_thread == 2 else 1)
     # Ranks must round alike, so nothing may fuse a multiplication with an addition.
-    assert assembly.count("fma") == 0
+    assert assembly.fused() == []
     assert all("mul.rn.f" in line for line in assembly.lines("mul") if ".f32" in line)
 
 
@@ -176,6 +176,14 @@ def test_every_float16_is_converted_by_one_instruction_and_rounded_once() -> Non
     assert len(re.findall(r"cvt\.f32\.f16 ", assembly.ptx)) == 4 * 4 * ONE_SHOT_PASSES
     assert len(re.findall(r"cvt\.rn\.f16\.f32 ", assembly.ptx)) == 4 * ONE_SHOT_PASSES
     assert len(re.findall(r"add\.f32 ", assembly.ptx)) == 3 * 4 * ONE_SHOT_PASSES
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_no_compiler_exchanges_the_operands_of_a_float64_addition(rank: int) -> None:
+    assembly = compiled(KernelSpec(*VARIANTS[0], DTYPES["float64"], SUM, 3), rank)
+    assert assembly.count("fma") == 2 * ONE_SHOT_PASSES
+    assert assembly.fused() == []
+    assert not re.search(r"add(\.rn)?\.f64", assembly.ptx)
 
 
 def test_the_looped_kernel_keeps_the_contract() -> None:

@@ -102,6 +102,15 @@ def test_an_integer_beyond_64_bits_wraps_when_it_is_split(value: int, excess: in
     assert words.word_from_i64(value + excess) == words_of("q", value)[0]
 
 
+@given(st.floats(), st.floats())
+def test_an_addition_in_order_is_an_addition(left: float, right: float) -> None:
+    with np.errstate(all="ignore"):
+        total = words.add_in_order(np.float64(left), np.float64(right))
+        expected = np.float64(left) + np.float64(right)
+    assert type(total) is np.float64
+    assert total == expected or (math.isnan(total) and math.isnan(expected))
+
+
 @given(f32, f32)
 def test_a_product_of_float32_is_rounded_once(left: np.float32, right: np.float32) -> None:
     with np.errstate(all="ignore"):

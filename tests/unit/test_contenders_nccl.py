@@ -1,0 +1,67 @@
+"""NCCL's C interface as the window contender calls it, against one that only listens."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from benchmarks.contenders_nccl import NcclLibrary
+from shmemar.errors import ShmemarError
+
+
+class Listening:
+    """Functions that note what they get, and fill in the pointers that they are to fill."""
+
+    def __init__(self, *, fails: str = "") -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails = fails
+        self.ncclGetErrorString = lambda status: b"invalid usage"
+
+    def __getattr__(self, name: str) -> Any:
+        def function(*arguments: Any) -> int:
+            self.calls.append((name, *arguments))
+            if name in ("ncclCommInitRank", "ncclMemAlloc"):
+                ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_void_p))[0] = 4096
+            return 5 if name == self.fails else 0
+
+        return function
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Listening:
+    made = Listening()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: made if name == "libnccl.so.2" else None)
+    return made
+
+
+def test_a_window_is_allocated_and_registered_as_symmetric(listening: Listening) -> None:
+    library = NcclLibrary(2, 1, (-1, 2) + (0,) * 126)
+    assert library.window(256) == 4096
+    library.allreduce(8, 16, 3, 7, 0, 9)
+    initialised, allocated, registered, reduced = listening.calls
+    assert initialised[0] == "ncclCommInitRank"
+    assert (initialised[2], initialised[4]) == (2, 1)
+    assert bytes(initialised[3])[:3] == b"\xff\x02\x00"
+    assert len(bytes(initialised[3])) == 128
+    assert (allocated[0], allocated[2].value) == ("ncclMemAlloc", 256)
+    name, comm, address, nbytes, _, flags = registered
+    assert (name, comm.value, address.value, nbytes.value, flags) == (
+        "ncclCommWindowRegister",
+        4096,
+        4096,
+        256,
+        1,
+    )
+    name, source, destination, count, kind, op, comm, stream = reduced
+    assert name == "ncclAllReduce"
+    assert (source.value, destination.value, count.value, kind, op) == (8, 16, 3, 7, 0)
+    assert (comm.value, stream.value) == (4096, 9)
+
+
+def test_what_nccl_says_is_in_the_error(listening: Listening) -> None:
+    listening.fails = "ncclCommWindowRegister"
+    library = NcclLibrary(2, 0, (0,) * 128)
+    with pytest.raises(ShmemarError, match="ncclCommWindowRegister failed: invalid usage"):
+        library.window(64)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from benchmarks.apps.communicator_base import Counting, Job
+from benchmarks.apps.communicator_base import Counting, Fusing, Job
 from shmemar.dtypes import DTYPES
 from shmemar.errors import ArgumentError, BackendUnavailableError
 from shmemar.host.exact import numpy_dtype
@@ -30,6 +30,10 @@ class _Shmemar(Counting):
     """shmemar's collectives."""
 
     name = "shmemar"
+
+    def __init__(self, job: Job, settled: Any) -> None:
+        super().__init__(job, settled)
+        self.fusing = Fusing(job.ours, self.counts)
 
     def prepare(self, dtype: str, nbytes: int) -> None:
         """Compile and load the kernels."""

@@ -15,10 +15,13 @@ from shmemar.host.interop import host_operand, stream_handle
 from shmemar.spec import Backend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import shmemar
     from shmemar.host.interop import Operand
+    from shmemar.host.user_kernels import LLScratch
 
-__all__ = ["Counting", "Counts", "Job"]
+__all__ = ["Counting", "Counts", "Fusing", "Job"]
 
 T = TypeVar("T")
 
@@ -94,6 +97,42 @@ class Job:
             self.ours.close()
 
 
+class Fusing:
+    """An application's own kernels, in which shmemar's ranks sum (`shmemar.Communicator.launch`).
+
+    Each launch counts as an all-reduce.
+    """
+
+    def __init__(self, ours: shmemar.Communicator, counts: Counts) -> None:
+        self._ours, self._counts = ours, counts
+        self._buffers: list[LLScratch] = []
+
+    def buffer(self, dtype: np.dtype[Any], threads: int) -> LLScratch:
+        """Return memory for exchanges of a type, by so many threads at least. Collective.
+
+        What was made before is used again: it lasts as long as the communicator.
+        """
+        for each in self._buffers:
+            if each.dtype == dtype and each.threads >= threads:
+                return each
+        self._buffers.append(self._ours.ll_buffer(dtype.name, threads=threads))
+        return self._buffers[-1]
+
+    def launch(
+        self,
+        kernel: Callable[..., None],
+        buffer: LLScratch,
+        *arguments: Any,
+        nbytes: int,
+        threads: int,
+        stream: Any,
+    ) -> None:
+        """Launch a kernel that sums `nbytes` bytes of each rank. Collective."""
+        start = time.perf_counter()
+        self._ours.launch(kernel, buffer, *arguments, threads=threads, stream=stream)
+        self._counts.add("allreduce", nbytes, time.perf_counter() - start)
+
+
 class Counting(ABC):
     """What all communicators share: they count, and meet on the host."""
 
@@ -111,6 +150,7 @@ class Counting(ABC):
         self.size = job.ours.size
         self.xp = job.xp
         self.capturable = job.on_gpus
+        self.fusing: Fusing | None = None
         self.counts = Counts()
         job.users += 1
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import shmemar
 from benchmarks.apps.communicator_backends import BACKENDS, require
-from benchmarks.apps.communicator_base import Counts, Job
+from benchmarks.apps.communicator_base import Counts, Fusing, Job
 from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Communicator(Protocol):
         size: Number of ranks.
         xp: ``numpy`` or ``cupy``: whose arrays it takes, and `empty` makes.
         capturable: Whether its collectives may be captured into a CUDA graph.
+        fusing: Launches kernels of the application's own in which ranks sum; None but for shmemar.
         counts: What was asked of it.
     """
 
@@ -49,6 +50,7 @@ class Communicator(Protocol):
     size: int
     xp: Any
     capturable: bool
+    fusing: Fusing | None
     counts: Counts
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
@@ -87,6 +89,7 @@ class _Alone:
     def __init__(self, xp: Any) -> None:
         self.xp = xp
         self.capturable = xp is not np
+        self.fusing: Fusing | None = None
         self.counts = Counts()
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:

@@ -8,7 +8,8 @@ Times are maxima over ranks, of those medians. On GPUs a panel's columns are one
 before the first solve. Time in communication is found by running the same graphs with ``self``,
 whose collectives do nothing, in the place of the backend, and taking the difference. Where a
 backend's calls can't be captured, ``mpi`` on GPUs, it is not given: more is launched there. The
-reference is one rank alone: scipy.linalg.eigh, or on GPUs cuSOLVER's through CuPy.
+reference is one rank alone: scipy.linalg.eigh, or on GPUs cuSOLVER's through CuPy. Backend
+``shmemar-fused``, on GPUs, sums over the ranks in the solver's own kernel that adds up a product.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.apps.eigensolver_layout import DTYPES, check_problem
-from benchmarks.apps.eigensolver_measure import TIMED, Case, measure
+from benchmarks.apps.eigensolver_measure import FUSED, TIMED, Case, measure
 from benchmarks.apps.eigensolver_plot import check_plot, draw
 from benchmarks.apps.eigensolver_solve import (
     Solution,
@@ -87,8 +88,10 @@ def _run(world: Any, arguments: argparse.Namespace) -> int:
     names = arguments.backend.split(",")
     require_summing(names, world.size)
     require_writable(world, arguments.json, arguments.plot)
-    others = [] if "self" in names else ["self"]
-    with opened(world, [*names, *others], arguments.run_on) as comms:
+    needed = dict.fromkeys("shmemar" if each == FUSED else each for each in (*names, "self"))
+    if len(set(names)) < len(names):
+        raise ArgumentError(f"backends are {', '.join(names)}; expected each once.")
+    with opened(world, list(needed), arguments.run_on) as comms:
         facts = machine_facts(world, comms["self"].xp)
         speaks = world.rank == 0
         if speaks:

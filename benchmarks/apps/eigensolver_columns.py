@@ -12,7 +12,7 @@ from benchmarks.apps.eigensolver_kernels import build
 from benchmarks.apps.eigensolver_parts import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
 
@@ -117,8 +117,15 @@ class ColumnLoop:
         self._nsums = layout.nsums(dtype)
         self._kernels = _compiled(dtype, layout.block, self._shape)
 
-    def run(self, panel: Panel) -> Iterator[int]:
+    def run(
+        self, panel: Panel, fused: Callable[[int, int, int], None] | None = None
+    ) -> Iterator[int]:
         """Enqueue a panel's columns.
+
+        Args:
+            panel: Which.
+            fused: ``fused(k, j, first_tile)`` enqueues what takes the place of `add_tiles` and of
+                the sum over the ranks. Nothing is yielded then.
 
         Yields:
             The elements of `summed` that are to be added up over the ranks, once they are enqueued.
@@ -146,10 +153,13 @@ class ColumnLoop:
                 along = -(-n // self._shape.tile_rows) - (j + 1) // self._shape.tile_rows
                 names = "columns", "v", "across", "along"
                 self._launch("multiply", (ntiles - first_tile, along), names, n, j, *where)
-            names = "across", "along", "dots", "products", "summed"
-            behind = -(-2 * (j - k) // self._shape.rows)
-            self._launch("add_tiles", below + behind, names, n, k, j, *where)
-            yield n - 1 - j
+            if fused is not None:
+                fused(k, j, first_tile)
+            else:
+                names = "across", "along", "dots", "products", "summed"
+                behind = -(-2 * (j - k) // self._shape.rows)
+                self._launch("add_tiles", below + behind, names, n, k, j, *where)
+                yield n - 1 - j
             names = "summed", "v", "w", "z", "products", "shares", "tau"
             self._launch("correct", below, names, n, k, j)
         if panel.stop < n:

@@ -23,6 +23,8 @@ from cupyx.scipy.linalg import solve_triangular
 from numba import cuda
 
 from benchmarks.apps.eigensolver_columns import REAL, ColumnArrays, ColumnLoop, array_sizes
+from benchmarks.apps.eigensolver_fused import fused_kernel, fused_threads
+from benchmarks.apps.eigensolver_parts import Shape
 from shmemar.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -50,9 +52,20 @@ class DeviceWork:
         capture_seconds: Time that capturing took.
     """
 
-    def __init__(self, layout: Layout, dtype: np.dtype[Any], comm: Communicator) -> None:
-        """Allocate what is this rank's alone."""
+    def __init__(
+        self, layout: Layout, dtype: np.dtype[Any], comm: Communicator, *, fuses: bool = False
+    ) -> None:
+        """Allocate what is this rank's alone.
+
+        Args:
+            layout: Who has which columns.
+            dtype: Element type.
+            comm: Of CuPy's arrays.
+            fuses: Whether ranks sum in the kernel that adds up a product: `comm` is shmemar's then.
+        """
         self._layout, self._dtype, self._comm = layout, dtype, comm
+        self._fusing = comm.fusing if fuses else None
+        self._shape = Shape()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._graphs: dict[int, list[Callable[[], None]]] = {}
         self.captured, self.capture_seconds = 0, 0.0
@@ -78,6 +91,9 @@ class DeviceWork:
             for name in _SHARED:
                 self._made[name] = self._zeros(self._comm.empty, name, sizes[name])
         self._stream.synchronize()
+        if self._fusing is not None:
+            most = fused_threads(self._layout.n, 2 * self._layout.block, self._shape)
+            self._buffer = self._fusing.buffer(self._dtype, most)
 
     def warm_up(self) -> None:
         """Compile, and run what a solve runs between the first sum and the last.
@@ -104,9 +120,29 @@ class DeviceWork:
 
     def prepare(self) -> None:
         """Load what the sums run. Collective."""
-        if self._layout.nsums(self._dtype):
-            with self._stream:
+        if not self._layout.nsums(self._dtype):
+            return
+        with self._stream:
+            if self._fusing is None:
                 self._comm.prepare(self._dtype.name, self._arrays.summed.nbytes)
+            else:
+                self._add_and_sum(0, 0, 0)
+        self._stream.synchronize()
+
+    def _add_and_sum(self, k: int, j: int, first_tile: int) -> None:
+        """Launch what takes the place of `add_tiles` and the all-reduce."""
+        assert self._fusing is not None
+        arrays, layout = self._arrays, self._layout
+        nrows = layout.n - 1 - j
+        self._fusing.launch(
+            fused_kernel(self._dtype, layout.block, self._shape),
+            self._buffer,
+            *(arrays.across, arrays.along, arrays.dots, arrays.products, arrays.summed),
+            *(layout.n, k, j, len(self._own), first_tile),
+            nbytes=nrows * self._dtype.itemsize,
+            threads=fused_threads(nrows, 2 * (j - k), self._shape),
+            stream=self._stream,
+        )
 
     def capture(self) -> None:
         """Capture the column loops of all panels."""
@@ -129,7 +165,7 @@ class DeviceWork:
 
         self._stream.begin_capture()
         try:
-            for count in self._loop.run(panel):
+            for count in self._loop.run(panel, self._add_and_sum if self._fusing else None):
                 summed = self._arrays.summed[:count]
                 if self._comm.capturable:
                     self._comm.allreduce(summed)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from benchmarks.apps.communicators import Communicator
     from benchmarks.apps.eigensolver_solve import Solution
 
-__all__ = ["LIMIT", "TIMED", "Case", "Result", "measure", "problem", "residuals"]
+__all__ = ["FUSED", "LIMIT", "TIMED", "Case", "Result", "measure", "problem", "residuals"]
+
+FUSED = "shmemar-fused"
+"""Name of shmemar where ranks sum in the kernel that adds up a product."""
 
 TIMED = (*PHASES, "total")
 """Names of times."""
@@ -65,7 +68,8 @@ class Result:
         captured: Whether the column loops were replayed as CUDA graphs, all-reduces with them.
         seconds: By phase, and ``total``.
         column_us: Microseconds of the tridiagonalisation, a column.
-        compute_us: Likewise with collectives that do nothing: everything but the communication.
+        compute_us: Likewise with collectives that do nothing: everything but the communication. Of
+            `FUSED` also with what it does in the place of the kernel that adds up a product.
             None where they were captured and the backend's were not: launches would count as
             communication.
         call_s: Seconds that the host was in calls of collectives, in the last solve. On GPUs most
@@ -154,7 +158,8 @@ def measure(
     Args:
         mpi_comm: mpi4py's communicator of the ranks.
         comms: By name. One is ``self``, with which is timed what is not communication.
-        names: Of those that solve it, the first of which the others are compared with.
+        names: Of those that solve it, the first of which the others are compared with. `FUSED` is
+            over ``shmemar``.
         case: What is solved.
         seed: Of the problem.
         progress: Hears where it is.
@@ -176,7 +181,10 @@ def measure(
         reference_s, expected = on_first(
             mpi_comm, lambda: _time_reference(silent.xp, a, b, case.repeat)
         )
-    runs = [_run(mpi_comm, comms[name], case, (a, b), progress) for name in names]
+    runs = [
+        _run(mpi_comm, name, comms[name.removesuffix("-fused")], case, (a, b), progress)
+        for name in names
+    ]
     progress(f"n {case.n}: without communication")
     compute_us = _time_compute(mpi_comm, silent, case, a) / case.n * 1e6
     first = runs[0]
@@ -184,7 +192,7 @@ def measure(
     for run in runs:
         seconds = {name: float(np.median([each[name] for each in run.times])) for name in TIMED}
         found: dict[str, Any] = {
-            "backend": run.comm.name,
+            "backend": run.name,
             "n": case.n,
             "dtype": case.dtype,
             "block": case.block,
@@ -216,6 +224,7 @@ def measure(
 class _Run:
     """Solves over one communicator."""
 
+    name: str
     comm: Communicator
     capture_s: float
     times: list[dict[str, float]]
@@ -243,17 +252,19 @@ def _require_room(comm: Communicator, layout: Layout, case: Case) -> None:
 
 def _run(
     mpi_comm: Any,
+    name: str,
     comm: Communicator,
     case: Case,
     problem_: tuple[Any, Any],
     progress: Callable[[str], None],
 ) -> _Run:
     def tell(text: str) -> None:
-        progress(f"n {case.n}, {comm.name}: {text}")
+        progress(f"n {case.n}, {name}: {text}")
 
     times, counts = [], []
     alike = True
-    with Solver(case.n, case.dtype, comm, block=case.block) as solver:
+    fuses = name == FUSED
+    with Solver(case.n, case.dtype, comm, block=case.block, fuses=fuses) as solver:
         capture_s = max(mpi_comm.allgather(solver.capture_seconds))
         for number in range(case.repeat + 1):
             comm.barrier()
@@ -266,9 +277,10 @@ def _run(
             counts.append((solution.allreduces, solution.broadcasts))
             if number:
                 everyone = mpi_comm.allgather(taken)
-                times.append({name: max(each[name] for each in everyone) for name in TIMED})
+                times.append({each: max(taken[each] for taken in everyone) for each in TIMED})
     checked = residuals(comm, *problem_, solution) if case.checks else (None, None)
     return _Run(
+        name,
         comm,
         capture_s,
         times,
@@ -333,7 +345,7 @@ def _trouble(
         for number, (allreduces, broadcasts) in enumerate(counts)
         if (allreduces, broadcasts) != (nsums, npanels)
     ]
-    if not found["alike"] and found["backend"] == "shmemar":
+    if not found["alike"] and found["backend"] in ("shmemar", FUSED):
         trouble.append("the ranks found other bits, which shmemar's sums exclude")
     return tuple(trouble)
 

@@ -166,7 +166,9 @@ class Solver:
         capture_seconds: Time that it took to capture the CUDA graphs; 0 on the CPU.
     """
 
-    def __init__(self, n: int, dtype: Any, comm: Communicator, *, block: int = 64) -> None:
+    def __init__(
+        self, n: int, dtype: Any, comm: Communicator, *, block: int = 64, fuses: bool = False
+    ) -> None:
         """Allocate, compile, capture.
 
         Args:
@@ -174,6 +176,8 @@ class Solver:
             dtype: As of `generalised_eigh`.
             comm: The ranks.
             block: As of `generalised_eigh`.
+            fuses: Whether ranks sum in the kernel that adds up a product, in the place of one of
+                their own; for shmemar on GPUs.
 
         Raises:
             ArgumentError: An argument, or the memory does not suffice; on every rank.
@@ -181,7 +185,13 @@ class Solver:
         """
         self.comm = comm
         self.dtype = together(comm, lambda: check_problem(n, dtype, block))
-        compare(comm, {"n": int(n), "dtype": self.dtype.name, "block": int(block)})
+        compare(comm, {"n": int(n), "dtype": self.dtype.name, "block": int(block), "fuses": fuses})
+        if fuses and (comm.fusing is None or comm.xp is np):
+            where = "numpy arrays" if comm.xp is np else "GPUs"
+            raise ArgumentError(
+                f"fuses is True over backend {comm.name} on {where}; expected shmemar on GPUs."
+            )
+        self._fuses = fuses
         self.layout = Layout(int(n), int(block), comm.rank, comm.size)
         wanted = needed(self.layout, self.dtype)
         require_room(comm, wanted.arrays, wanted.host)
@@ -200,7 +210,7 @@ class Solver:
             return HostWork(self.layout, self.dtype, self.comm)
         from benchmarks.apps.eigensolver_device import DeviceWork
 
-        return DeviceWork(self.layout, self.dtype, self.comm)
+        return DeviceWork(self.layout, self.dtype, self.comm, fuses=self._fuses)
 
     def solve(self, a: Any, b: Any, *, progress: Tell = lambda _: None) -> Solution:
         """Solve a problem; `generalised_eigh` has arguments and errors. Collective.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from benchmarks.apps.eigensolver_parts import Parts, Shape
 
-__all__ = ["TileKernels", "build_tiles"]
+__all__ = ["TileKernels", "build_sums", "build_tiles"]
 
 
 class TileKernels(NamedTuple):
@@ -32,6 +32,63 @@ class TileKernels(NamedTuple):
 
     multiply: tuple[Callable[..., None], Any]
     add_tiles: tuple[Callable[..., None], Any]
+
+
+def build_sums(
+    dtype: np.dtype[Any], block: int, shape: Shape
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Make the functions that add up what blocks have left, for any of numba's compilers.
+
+    Each thread that shares a sum adds up every ``shape.parts``-th term, from its part on.
+
+    Returns:
+        ``row_sum(across, along, n, nown, rank, size, first_tile, r, part)``, a part of row r of
+        this rank's ``A v``, and ``product_sum(dots, n, j, at, part)``, of product `at`.
+    """
+    zero = dtype.type(0)
+    pair = 2 * block
+    ROWS, PARTS = shape.rows, shape.parts
+    TILE_ROWS, TILE_COLUMNS = shape.tile_rows, shape.tile_columns
+
+    def row_sum(
+        across: Any,
+        along: Any,
+        n: int,
+        nown: int,
+        rank: int,
+        size: int,
+        first_tile: int,
+        r: int,
+        part: int,
+    ) -> Any:
+        total = zero
+        # Tiles that begin above the diagonal of this row's tiles, and so were multiplied.
+        along_tile = r // TILE_ROWS
+        behind = along_tile * TILE_ROWS + TILE_ROWS
+        rest = behind % (block * size) - rank * block
+        nbefore = behind // (block * size) * block + min(max(rest, 0), block)
+        ntiles = (min(nbefore, nown) + TILE_COLUMNS - 1) // TILE_COLUMNS
+        tile = first_tile + part
+        while tile < ntiles:
+            total += across[tile * n + r]
+            tile += PARTS
+        if r // block % size == rank:
+            local = r // block // size * block + r % block
+            tile = along_tile + part
+            while tile * TILE_ROWS < n:
+                total += along[tile * nown + local]
+                tile += PARTS
+        return total
+
+    def product_sum(dots: Any, n: int, j: int, at: int, part: int) -> Any:
+        total = zero
+        number, nblocks = (j + 1) // ROWS + part, (n + ROWS - 1) // ROWS
+        while number < nblocks:
+            total += dots[number * pair + at]
+            number += PARTS
+        return total
+
+    return row_sum, product_sum
 
 
 def build_tiles(dtype: np.dtype[Any], block: int, shape: Shape, made: Parts) -> TileKernels:
@@ -42,8 +99,8 @@ def build_tiles(dtype: np.dtype[Any], block: int, shape: Shape, made: Parts) -> 
     diagonal, from `first_tile` and from the row behind j on.
     """
     conj, add_parts, column_of = made.conj, made.add_parts, made.column_of
+    row_sum, product_sum = (cuda.jit(device=True)(each) for each in build_sums(dtype, block, shape))
     T, zero = from_dtype(dtype), dtype.type(0)
-    pair = 2 * block
     ROWS, PARTS = shape.rows, shape.parts
     TILE_ROWS, TILE_COLUMNS = shape.tile_rows, shape.tile_columns
     # Columns of a tile are apart by so much that threads read from different banks.
@@ -146,10 +203,8 @@ def build_tiles(dtype: np.dtype[Any], block: int, shape: Shape, made: Parts) -> 
         if at_dots >= 0:
             # The blocks behind add up the products of v with W and V.
             at = at_dots * ROWS + x
-            number = first + y
-            while at < 2 * (j - k) and number < nblocks:
-                total += dots[number * pair + at]
-                number += PARTS
+            if at < 2 * (j - k):
+                total = product_sum(dots, n, j, at, y)
             parts[y, x] = total
             cuda.syncthreads()
             if y == 0 and at < 2 * (j - k):
@@ -157,22 +212,7 @@ def build_tiles(dtype: np.dtype[Any], block: int, shape: Shape, made: Parts) -> 
             return
         r = (first + cuda.blockIdx.x) * ROWS + x
         if j < r < n:
-            # Tiles that begin above the diagonal of this row's tiles, and so were multiplied.
-            along_tile = r // TILE_ROWS
-            behind = along_tile * TILE_ROWS + TILE_ROWS
-            rest = behind % (block * size) - rank * block
-            nbefore = behind // (block * size) * block + min(max(rest, 0), block)
-            ntiles = (min(nbefore, nown) + TILE_COLUMNS - 1) // TILE_COLUMNS
-            tile = first_tile + y
-            while tile < ntiles:
-                total += across[tile * n + r]
-                tile += PARTS
-            if r // block % size == rank:
-                local = r // block // size * block + r % block
-                tile = along_tile + y
-                while tile * TILE_ROWS < n:
-                    total += along[tile * nown + local]
-                    tile += PARTS
+            total = row_sum(across, along, n, nown, rank, size, first_tile, r, y)
         parts[y, x] = total
         cuda.syncthreads()
         if y == 0 and j < r < n:

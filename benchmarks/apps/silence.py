@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from benchmarks.apps.communicators import Counts
 
 if TYPE_CHECKING:
+    from benchmarks.apps.communicator_base import Fusing
     from benchmarks.apps.communicators import Communicator
 
 __all__ = ["silent"]
@@ -30,6 +31,7 @@ class _Silent:
         self.size = comm.size
         self.xp = comm.xp
         self.capturable = comm.capturable
+        self.fusing: Fusing | None = None
         self.counts = Counts()
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:

@@ -13,9 +13,12 @@ from scipy import linalg
 from benchmarks.apps import eigensolver
 from benchmarks.apps.communicators import open_communicators
 from benchmarks.apps.eigensolver import main
+from benchmarks.apps.eigensolver_fused import fused_kernel, fused_threads
 from benchmarks.apps.eigensolver_layout import Layout
-from benchmarks.apps.eigensolver_measure import measure, problem, residuals
+from benchmarks.apps.eigensolver_measure import Case, measure, problem, residuals
+from benchmarks.apps.eigensolver_parts import Shape
 from benchmarks.apps.eigensolver_solve import Solver, generalised_eigh, tridiagonalise
+from benchmarks.apps.eigensolver_tiles import build_sums
 from shmemar.errors import ArgumentError, MismatchError, ShmemarError
 from tests.launcher import ROOT
 
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    import shmemar
     from benchmarks.apps.communicators import Communicator
+    from shmemar.host.arrays import Arrays
 
 
 LARGEST_IN_TURN = 35
@@ -253,6 +258,77 @@ def test_what_was_measured_is_kept_when_a_later_size_does_not_end(
     assert [row["n"] for row in rows] == [5]
 
 
+@pytest.mark.parametrize("name", ["float64", "complex64"])
+def test_the_fused_kernel_adds_up_tiles_and_ranks(
+    comm: shmemar.Communicator,
+    arrays: Arrays,
+    agree: Any,
+    in_one_suite: Callable[[int], None],
+    name: str,
+) -> None:
+    """Sums of integers, which are exact, by all threads at once and by few that take turns."""
+    in_one_suite(2)
+    shape, block, dtype = Shape(rows=2, parts=8, tile_rows=4, tile_columns=4), 4, np.dtype(name)
+    kernel = fused_kernel(dtype, block, shape)
+    assert kernel is fused_kernel(dtype, block, shape)
+    n, k, j = 75, 8, 10
+    nrows, nproducts = n - 1 - j, 2 * (j - k)
+    buffer = comm.ll_buffer(name, threads=fused_threads(n, 2 * block, shape))
+    row_sum, product_sum = build_sums(dtype, block, shape)
+    for call, threads in enumerate((buffer.threads, 128, 256)):
+        total: Any = 0
+        for rank in reversed(range(comm.size)):
+            layout = Layout(n, block, rank, comm.size)
+            nown = len(layout.own)
+            draw = np.random.default_rng((rank, call))
+            across, along, dots = (
+                draw.integers(-9, 9, count).astype(name)
+                for count in (-(-nown // 4) * n, max(-(-n // 4) * nown, 1), -(-n // 2) * 2 * block)
+            )
+            first_tile = layout.own_before(j + 1) // 4
+            where = across, along, n, nown, rank, comm.size, first_tile
+            parts = [[row_sum(*where, r, p) for r in range(j + 1, n)] for p in range(8)]
+            total = total + np.sum(parts, axis=0)
+            if rank == comm.rank:
+                given = [arrays.make(each) for each in (across, along, dots)]
+                mine = nown, first_tile
+                products = [
+                    sum(product_sum(dots, n, j, at, p) for p in range(8)) for at in range(nproducts)
+                ]
+        found, out = (arrays.make(np.full(n, np.nan, name)) for _ in range(2))
+        comm.launch(kernel, buffer, *given, found, out, n, k, j, *mine, threads=threads)
+        assert agree(arrays.host(out)[:nrows].tolist()) == [total.tolist()] * comm.size
+        assert arrays.host(found)[:nproducts].tolist() == products
+        assert np.isnan(arrays.host(found)[nproducts:]).all()
+        assert np.isnan(arrays.host(out)[nrows:]).all()
+
+
+def test_sums_are_fused_over_shmemar_on_gpus_alone(
+    comms: dict[str, Communicator], backend: str
+) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"fuses is True over backend mpi on .*expected shmemar"
+    ):
+        Solver(8, "float64", comms["mpi"], fuses=True)
+    if backend == "emulated":
+        with pytest.raises(ArgumentError, match="fuses is True over backend shmemar on numpy"):
+            Solver(8, "float64", comms["shmemar"], fuses=True)
+
+
+def test_fused_sums_have_the_bits_of_the_others(
+    world: MPI.Intracomm, comms: dict[str, Communicator], backend: str
+) -> None:
+    if backend == "emulated":
+        pytest.skip("sums are fused on GPUs")
+    for n, name, block in ((97, "float64", 16), (130, "float32", 32), (66, "complex128", 8)):
+        names = ["shmemar", "shmemar-fused"]
+        plain, fused = measure(world, comms, names, Case(n, name, block, 2), 5)
+        assert (plain.trouble, fused.trouble) == ((), ())
+        assert fused.backend == "shmemar-fused"
+        assert fused.same_bits
+        assert (fused.allreduces, fused.broadcasts) == (plain.allreduces, plain.broadcasts)
+
+
 def test_the_command_compares_backends_and_keeps_what_it_found(
     world: MPI.Intracomm, backend: str, tmp_path: Path, agree: Any
 ) -> None:
@@ -287,6 +363,7 @@ def test_the_command_compares_backends_and_keeps_what_it_found(
         (["--n", "0"], "n is 0; expected a whole number of 1 or more"),
         (["--n", "12,x"], "n is 'x'; expected whole numbers"),
         (["--block", "0"], "block is 0; expected"),
+        (["--backend", "shmemar-fused,mpi,mpi"], "expected each once"),
         (["--dtype", "int32"], "dtype is int32; expected one of float32"),
         (["--repeat", "0"], "repeat is 0; expected 1 or more"),
         (["--backend", "ring"], "backends have 'ring'; expected some of shmemar"),

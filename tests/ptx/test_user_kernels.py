@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+from benchmarks.apps.eigensolver_fused import fused_kernel
+from benchmarks.apps.eigensolver_parts import Shape
 from shmemar.device import signal
 from shmemar.host.launch import compile_ptx
 from shmemar.user_spec import ADDRESSES, BufferSpec, UserKernelSpec
@@ -158,3 +161,17 @@ def test_every_rank_rounds_what_is_made_of_the_own_element_alike(protocol: str) 
         text = compile_ptx(spec, buffer.layout, rank=rank, compute_capability=(9, 0))
         fused.append([len(re.findall(rf"{op}\S*\.f32", text)) for op in ("fma", "mul", "add")])
     assert fused == [[2, 1, 0]] * 3
+
+
+@pytest.mark.parametrize(("name", "registers"), [("float64", 56), ("complex64", 56)])
+def test_the_eigensolvers_kernel_that_adds_up_and_sums_is_lean(name: str, registers: int) -> None:
+    kernel = fused_kernel(np.dtype(name), 64, Shape())
+    buffer = BufferSpec.of(4, name, threads=1000, slots=1, protocol="ll")
+    spec = UserKernelSpec(kernel, buffer, (f"{name}[:]",) * 5 + ("int64",) * 5)
+    text = compile_ptx(spec, buffer.layout, rank=1, compute_capability=(9, 0))
+    assembly = assemble(text)
+    assert assembly.count("st.relaxed.sys.global.v2.b64") == 3
+    assert (assembly.stack_nbytes, assembly.spill_nbytes) == (0, 0)
+    assert ".local" not in text
+    assert assembly.count("call") == 0
+    assert assembly.registers <= registers

@@ -103,7 +103,9 @@ def _gpu(xp: Any) -> tuple[str, str]:
     runtime = xp.cuda.runtime
     device = xp.cuda.Device()
     name = runtime.getDeviceProperties(device.id)["name"].decode()
-    return f"{name}, driver of CUDA {runtime.driverGetVersion()}", device.pci_bus_id
+    version = runtime.driverGetVersion()
+    cuda = f"{version // 1000}.{version % 1000 // 10}"
+    return f"{name}, driver of CUDA {cuda}", device.pci_bus_id
 
 
 def _gpus(found: Sequence[tuple[str, str]]) -> str:

@@ -75,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--no-reference", action="store_true", help="leave out the solve on one rank"
     )
+    parser.add_argument(
+        "--reduce-alone", action="store_true", help="make A tridiagonal, and leave out the rest"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time per column over n")
     add_common_options(parser)
     arguments = parser.parse_args(argv)
@@ -150,6 +153,7 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
             arguments.repeat,
             checks=arguments.check,
             has_reference=not arguments.no_reference,
+            reduces_alone=arguments.reduce_alone,
         )
         for dtype in arguments.dtype.split(",")
         for n in sizes
@@ -169,7 +173,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "host in collectives (s)": result.call_s,
         "captured in graphs": "yes" if result.captured else "no",
         "capturing, once (s)": result.capture_s,
-        **{f"{name} (s)": result.seconds[name] for name in TIMED},
+        **{f"{name} (s)": result.seconds.get(name) for name in TIMED},
         "reference on one rank (s)": result.reference_s,
         "all-reduces": result.allreduces,
         "broadcasts": result.broadcasts,

@@ -45,6 +45,8 @@ class Case:
         repeat: Solves that are timed, behind one that is not; of the reference, too.
         checks: Whether residuals are computed.
         has_reference: Whether one rank solves it alone, with a library.
+        reduces_alone: Whether A is only made tridiagonal: without the rest, which takes longer at
+            large n. There is no reference then, and there are no residuals.
     """
 
     n: int
@@ -53,6 +55,7 @@ class Case:
     repeat: int = 3
     checks: bool = True
     has_reference: bool = True
+    reduces_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Result:
         block: Columns of a block.
         ranks: Number of ranks.
         captured: Whether the column loops were replayed as CUDA graphs, all-reduces with them.
-        seconds: By phase, and ``total``.
+        seconds: By phase, and ``total``; of a case that reduces alone ``tridiagonalise``.
         column_us: Microseconds of the tridiagonalisation, a column.
         compute_us: Likewise with collectives that do nothing: everything but the communication. Of
             `FUSED` also with what it does in the place of the kernel that adds up a product.
@@ -122,7 +125,9 @@ class Result:
         return {**asdict(self), "share": self.share}
 
 
-def problem(n: int, dtype: str, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def problem(
+    n: int, dtype: str, seed: int, *, has_b: bool = True
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Make A and B, the same on all ranks.
 
     Elements are uniform random numbers. The eigenvalues of B are above 0, and at large n between
@@ -132,6 +137,7 @@ def problem(n: int, dtype: str, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
         n: Rows and columns.
         dtype: Element type.
         seed: Of the random numbers.
+        has_b: False for the unit matrix of one row in the place of B.
     """
     generator = np.random.default_rng([seed, n])
 
@@ -141,7 +147,8 @@ def problem(n: int, dtype: str, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
             x = (x + 1j * generator.uniform(-1, 1, (n, n))) / np.sqrt(2)
         return (x + x.conj().T) / 2
 
-    a, b = hermitian(), hermitian() / (3 * np.sqrt(n)) + np.eye(n)
+    a = hermitian()
+    b = hermitian() / (3 * np.sqrt(n)) + np.eye(n) if has_b else np.eye(1)
     return a.astype(dtype), b.astype(dtype)
 
 
@@ -174,9 +181,11 @@ def measure(
     check_problem(case.n, case.dtype, case.block)
     layout = Layout(case.n, case.block, silent.rank, silent.size)
     _require_room(silent, layout, case)
-    a, b = (silent.xp.asarray(each) for each in problem(case.n, case.dtype, seed))
+    made = problem(case.n, case.dtype, seed, has_b=not case.reduces_alone)
+    a, b = (silent.xp.asarray(each) for each in made)
+    del made
     reference_s, expected = None, None
-    if case.has_reference:
+    if case.has_reference and not case.reduces_alone:
         progress(f"n {case.n}: reference on one rank")
         reference_s, expected = on_first(
             mpi_comm, lambda: _time_reference(silent.xp, a, b, case.repeat)
@@ -190,7 +199,9 @@ def measure(
     first = runs[0]
     results = []
     for run in runs:
-        seconds = {name: float(np.median([each[name] for each in run.times])) for name in TIMED}
+        seconds = {
+            name: float(np.median([each[name] for each in run.times])) for name in run.times[0]
+        }
         found: dict[str, Any] = {
             "backend": run.name,
             "n": case.n,
@@ -215,7 +226,10 @@ def measure(
         }
         if expected is not None:
             found["reference_difference"] = _difference(run.values, expected, case)
-        results.append(Result(**found, trouble=_trouble(found, run.counts, layout)))
+        trouble = _trouble(found, run.counts, layout)
+        if case.reduces_alone:
+            trouble += _why_not_similar(a, run.d, run.e, case)
+        results.append(Result(**found, trouble=trouble))
     everyone: list[list[Result]] = mpi_comm.allgather(results)
     return everyone[0]
 
@@ -270,15 +284,25 @@ def _run(
             comm.barrier()
             called_s = comm.counts.seconds
             start = time.perf_counter()
-            solution = solver.solve(*problem_, progress=tell)
-            taken = {**solution.timings, "total": time.perf_counter() - start}
+            if case.reduces_alone:
+                solution: Any = solver.tridiagonalise(problem_[0], progress=tell)
+                taken = {"tridiagonalise": solution.seconds}
+            else:
+                solution = solver.solve(*problem_, progress=tell)
+                taken = {**solution.timings, "total": time.perf_counter() - start}
             called_s = comm.counts.seconds - called_s
             alike = alike and solution.alike
             counts.append((solution.allreduces, solution.broadcasts))
             if number:
                 everyone = mpi_comm.allgather(taken)
-                times.append({each: max(taken[each] for taken in everyone) for each in TIMED})
-    checked = residuals(comm, *problem_, solution) if case.checks else (None, None)
+                times.append({each: max(mine[each] for mine in everyone) for each in taken})
+    checked: tuple[float | None, float | None] = None, None
+    if case.reduces_alone:
+        values = linalg.eigvalsh_tridiagonal(solution.d, solution.e)
+    else:
+        values = solution.eigenvalues
+        if case.checks:
+            checked = residuals(comm, *problem_, solution)
     return _Run(
         name,
         comm,
@@ -287,7 +311,7 @@ def _run(
         alike,
         counts,
         max(mpi_comm.allgather(called_s)),
-        solution.eigenvalues,
+        values,
         solution.d,
         solution.e,
         *checked,
@@ -327,6 +351,22 @@ def _difference(values: NDArray[Any], expected: NDArray[Any], case: Case) -> flo
     unit = case.n * float(np.finfo(case.dtype).eps)
     largest = float(np.abs(expected).max())
     return float(np.abs(values - expected).max()) / (largest * unit) if largest else 0.0
+
+
+def _why_not_similar(a: Any, d: NDArray[Any], e: NDArray[Any], case: Case) -> tuple[str, ...]:
+    """Say where the tridiagonal matrix has not A's trace and Frobenius norm."""
+    norm, unit = float(abs(a).max()) * case.n, case.n * float(np.finfo(case.dtype).eps)
+    d, e = d.astype(np.float64), e.astype(np.float64)
+    squares = float((d * d).sum() + 2 * (e * e).sum())
+    sizes = {
+        "trace": (float(a.diagonal().real.sum()), float(d.sum()), norm),
+        "norm": (float((abs(a) ** 2).sum()) ** 0.5, squares**0.5, norm),
+    }
+    return tuple(
+        f"the tridiagonal matrix has {name} {found:.17g}; expected {expected:.17g}, that of A"
+        for name, (expected, found, scale) in sizes.items()
+        if not abs(found - expected) <= LIMIT * unit * scale
+    )
 
 
 def _trouble(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -353,6 +354,40 @@ def test_the_command_compares_backends_and_keeps_what_it_found(
         assert row["seconds"]["total"] > row["seconds"]["tridiagonalise"] > 0
         assert (row["reference_s"] is None) == (world.size == 1)
     assert path.with_suffix(".svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_the_command_reduces_alone(
+    world: MPI.Intracomm, backend: str, tmp_path: Path, agree: Any
+) -> None:
+    path = world.bcast(tmp_path / "found.json", root=0)
+    arguments = ["--n", "1,21", "--block", "8", "--repeat", "1", "--reduce-alone", "--check"]
+    status = main([*arguments, "--json", str(path), "--backend", "mpi", "--run-on", backend])
+    assert agree(status) == [0] * world.size
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [row["n"] for row in rows] == [1, 21]
+    for row in rows:
+        assert list(row["seconds"]) == ["tridiagonalise"]
+        assert row["reference_s"] is row["residual"] is row["orthogonality"] is None
+        assert (row["difference"], row["trouble"]) == (0, [])
+
+
+def test_a_matrix_that_is_not_similar_is_told(
+    world: MPI.Intracomm, comms: dict[str, Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(9, "float64", 4, 1, reduces_alone=True)
+    (found,) = measure(world, comms, ["mpi"], case, 3)
+    assert found.trouble == ()
+    reduce = Solver.tridiagonalise
+
+    def off(self: Solver, c: Any, **options: Any) -> Any:
+        made = reduce(self, c, **options)
+        return replace(made, d=made.d + 1e-9)
+
+    monkeypatch.setattr(Solver, "tridiagonalise", off)
+    (found,) = measure(world, comms, ["mpi"], case, 3)
+    assert [text.partition(" ")[0] for text in found.trouble] == ["the", "the"]
+    assert "has trace" in found.trouble[0]
+    assert "has norm" in found.trouble[1]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from benchmarks.contenders import CONTENDERS, Ours, contender_of
 from benchmarks.launches import measure_launches
 from benchmarks.machine_code import disassemble
 from benchmarks.plots import draw
+from benchmarks.steering import steering_variables
 from benchmarks.timing import MODES, Case, measure, why_not
 from shmemar.dtypes import DTYPES, ReduceOp, as_dtype, as_reduce_op
 from shmemar.errors import ArgumentError, ShmemarError
@@ -280,7 +281,8 @@ def _allreduce(arguments: argparse.Namespace, modes: list[str], contenders: list
                     if table:
                         table.row(row)
         if table:
-            document = {**where, "rows": [row.as_dict() for row in rows]}
+            variables = steering_variables()
+            document = {**where, **variables, "rows": [row.as_dict() for row in rows]}
             table.end(document)
             if arguments.json:
                 _write_json(arguments.json, document)

@@ -85,13 +85,29 @@ class _UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_byte * 128),)
 
 
+_FUNCTIONS = ("ncclCommInitRank", "ncclMemAlloc", "ncclCommWindowRegister", "ncclAllReduce")
+
+
+def _library() -> ctypes.CDLL:
+    """The library that CuPy has loaded.
+
+    Raises:
+        OSError: There is none of that name.
+        AttributeError: It lacks a function.
+    """
+    found = ctypes.CDLL("libnccl.so.2")
+    for name in _FUNCTIONS:
+        getattr(found, name)
+    found.ncclGetErrorString.restype = ctypes.c_char_p
+    return found
+
+
 class NcclLibrary:
     """The functions of NCCL's C interface that CuPy lacks, and a communicator for them."""
 
     def __init__(self, size: int, rank: int, identity: tuple[int, ...]) -> None:
-        """Open the library that CuPy has loaded, and meet the other ranks. Collective."""
-        self._nccl = ctypes.CDLL("libnccl.so.2")
-        self._nccl.ncclGetErrorString.restype = ctypes.c_char_p
+        """Meet the other ranks. Collective."""
+        self._nccl = _library()
         self._comm = ctypes.c_void_p()
         at = ctypes.byref(self._comm)
         self._call("ncclCommInitRank", at, size, _UniqueId((ctypes.c_byte * 128)(*identity)), rank)
@@ -102,14 +118,18 @@ class NcclLibrary:
             text = self._nccl.ncclGetErrorString(status).decode()
             raise ShmemarError(f"{function} failed: {text}")
 
-    def window(self, nbytes: int) -> int:
-        """Address of memory that is in a window. Collective; alike on all ranks."""
-        address, window = ctypes.c_void_p(), ctypes.c_void_p()
-        size = ctypes.c_size_t(nbytes)
-        self._call("ncclMemAlloc", ctypes.byref(address), size)
-        at = ctypes.byref(window)
-        self._call("ncclCommWindowRegister", self._comm, address, size, at, _SYMMETRIC)
+    def allocate(self, nbytes: int) -> int:
+        """Address of memory that may be in a window. Not collective."""
+        address = ctypes.c_void_p()
+        self._call("ncclMemAlloc", ctypes.byref(address), ctypes.c_size_t(nbytes))
         return int(address.value or 0)
+
+    def register(self, address: int, nbytes: int) -> bool:
+        """Put memory into a window; False where NCCL makes none of it. Collective."""
+        window = ctypes.c_void_p()
+        there = ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.byref(window)
+        self._call("ncclCommWindowRegister", self._comm, *there, _SYMMETRIC)
+        return bool(window.value)
 
     def allreduce(
         self, source: int, destination: int, count: int, kind: int, op: int, stream: int
@@ -127,14 +147,22 @@ class NcclWindow(Nccl):
     _turns: Turns = field(default_factory=Turns)
 
     def why_not(self, comm: shmemar.Communicator, case: Case) -> str | None:
-        """As `Nccl`, and where its version has no windows."""
+        """As `Nccl`, and where its version has no windows, or no kernel for them."""
         why = super().why_not(comm, case)
         if why is not None:
             return why
+        if case.op is not ReduceOp.SUM or case.dtype.name not in _WINDOW_TYPES:
+            return f"NCCL's windows have no {case.op.value} of {case.dtype.name}"
         from cupy.cuda import nccl
 
         version = nccl.get_version()
-        return None if version >= _WINDOWS_SINCE else f"NCCL {version} has no windows"
+        if version < _WINDOWS_SINCE:
+            return f"NCCL {version} has no windows"
+        try:
+            _library()
+        except (OSError, AttributeError) as error:
+            return f"NCCL's library can't be used ({error})"
+        return None
 
     def make(self, comm: shmemar.Communicator, case: Case) -> Buffers | None:
         """Nothing: all ranks meet for a window."""
@@ -166,12 +194,25 @@ class NcclWindow(Nccl):
         import cupy
 
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        address = self._turns.next((comm, nbytes), lambda: library.window(nbytes))
+        address = self._turns.next((comm, nbytes), lambda: self._window(comm, library, nbytes))
         memory = cupy.cuda.UnownedMemory(address, nbytes, library)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
+    @staticmethod
+    def _window(comm: shmemar.Communicator, library: NcclLibrary, nbytes: int) -> int:
+        address = comm.host_together(lambda: library.allocate(nbytes), "allocate for NCCL")
+        made = comm.host_together(
+            lambda: library.register(address, nbytes), "register a window of NCCL's"
+        )
+        if not all(comm.host_allgather(made)):
+            raise ShmemarError("NCCL made no window; expected memory that the GPUs can share.")
+        return address
+
 
 _WINDOWS_SINCE = 22700
+
+_WINDOW_TYPES = ("float32", "float16", "bfloat16")
+"""For others NCCL takes the kernels that it has without windows."""
 
 _WINDOW_KERNELS = ("ncclSymkDevKernel_AllReduce", "ncclSymDevKernel_AllReduce")
 """What is in the names of NCCL's kernels for windows, of 2.28 and of 2.27."""

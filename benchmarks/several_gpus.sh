@@ -5,25 +5,31 @@
 # of GPUs. What each part prints and measures goes to DIRECTORY. Parts, by default all of them, in
 # this order: topology tests floor contenders kernels eigensolver decode tune types barrier.
 # All together end within LIMIT_S seconds (580); a part for which no time is left says so, and the
-# exit status is 1. For a trial on one GPU start CUDA MPS first (nvidia-cuda-mps-control -d).
+# exit status is 1. For a trial on one GPU start CUDA MPS first (nvidia-cuda-mps-control -d); NCCL,
+# which refuses ranks that share one, is left out of the applications then.
 set -uo pipefail
-cd "$(dirname "$0")/.."
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4} SHMEMAR_TIMEOUT_S=${SHMEMAR_TIMEOUT_S:-20}
 export SHMEMAR_HEAP_NBYTES=${SHMEMAR_HEAP_NBYTES:-2147483648}
-# NVLink multicast stays off.
-export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+# Not every host lends its NVLink multicast, and a process that is killed may leave it taken. So it is
+# off for all alike, unless these say otherwise; results hold them.
+export NVSHMEM_DISABLE_NVLS=${NVSHMEM_DISABLE_NVLS-1} NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE-0}
+export TORCH_SYMM_MEM_DISABLE_MULTICAST=${TORCH_SYMM_MEM_DISABLE_MULTICAST-1}
 [ $# -gt 0 ] || { echo "usage: $0 DIRECTORY [PART ...]" >&2; exit 2; }
-directory=$1
+mkdir -p "$1" && directory=$(cd "$1" && pwd) || exit 2
 shift
-mkdir -p "$directory" || exit 2
+cd "$(dirname "$0")/.." || exit 2
 parts=(topology tests floor contenders kernels eigensolver decode tune types barrier)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
   [[ " ${parts[*]} " == *" $part "* ]] || { echo "no part $part; expected ${parts[*]}" >&2; exit 2; }
 done
 gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
+if [ -z "${RANKS:-}" ] && [ "$gpus" = 0 ]; then
+  echo "nvidia-smi lists no GPU, so the number of ranks is not known; set RANKS" >&2
+  exit 2
+fi
 sizes=${SIZES:-128,8K,64K,256K,1M,8M,32M}
 failed=0
 
@@ -37,7 +43,8 @@ step() {
     failed=1
     return
   fi
-  timeout -k 5 $((limit < left ? limit : left)) mpirun -n "$ranks" python3 "$@" >"$log" 2>&1 ||
+  left=$((left - 3)) # which killing takes
+  timeout -k 3 $((limit < left ? limit : left)) mpirun -n "$ranks" python3 "$@" >"$log" 2>&1 ||
     status=$?
   echo "== $name, $ranks ranks: status $status, $((SECONDS - start)) s"
   grep -aE "^[0-9]+ (passed|failed)|[0-9]+ failed|passed:|all results right|WRONG" "$log" |
@@ -51,10 +58,15 @@ step() {
 json() { echo "$directory/$1-$ranks-ranks.json"; }
 
 run() {
+  local nccl=,nccl
+  [ "$ranks" -le "$gpus" ] || nccl=
   case $1 in
     topology)
-      { nvidia-smi topo -m; nvidia-smi topo -p2p r; nvidia-smi nvlink -s; } \
-        >"$directory/topology.txt" 2>&1
+      local what
+      for what in "topo -m" "topo -p2p r" "nvlink -s"; do
+        # shellcheck disable=SC2086 # words
+        timeout 10 nvidia-smi $what
+      done >"$directory/topology.txt" 2>&1
       step doctor 60 -m shmemar doctor
       ;;
     tests)
@@ -92,13 +104,13 @@ run() {
       step tune 90 -m shmemar tune -e 32M --output "$(json tuned)"
       ;;
     eigensolver)
-      step eigensolver 120 -m benchmarks.apps.eigensolver --reduce-alone --repeat 2 \
-        --n "${EIGENSOLVER_N:-2048,4096,8192,16384}" --backend shmemar,shmemar-fused,nccl,nvshmem \
+      step eigensolver 120 -m benchmarks.apps.eigensolver --tridiagonalise-only --repeat 2 \
+        --n "${EIGENSOLVER_N:-2048,4096,8192,16384}" --backend "shmemar,shmemar-fused,nvshmem$nccl" \
         --json "$(json eigensolver)"
       ;;
     decode)
       step decode 90 -m benchmarks.apps.decode --shared-weights --check --layers "${LAYERS:-80}" \
-        --backend shmemar,nccl,nvshmem --json "$(json decode)"
+        --backend "shmemar,nvshmem$nccl" --json "$(json decode)"
       ;;
     barrier)
       step barrier 60 -m benchmarks barrier --json "$(json barrier)"

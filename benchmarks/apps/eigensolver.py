@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.apps.eigensolver_layout import DTYPES, check_problem
-from benchmarks.apps.eigensolver_measure import FUSED, TIMED, Case, measure
+from benchmarks.apps.eigensolver_measure import FUSED, TIMED, Case, backend_of, measure
 from benchmarks.apps.eigensolver_plot import check_plot, draw
 from benchmarks.apps.eigensolver_solve import (
     Solution,
@@ -76,10 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--no-reference", action="store_true", help="leave out the solve on one rank"
     )
     parser.add_argument(
-        "--reduce-alone", action="store_true", help="make A tridiagonal, and leave out the rest"
+        "--tridiagonalise-only",
+        action="store_true",
+        help="make A tridiagonal, and leave out the rest",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time per column over n")
-    add_common_options(parser)
+    add_common_options(parser, FUSED)
     arguments = parser.parse_args(argv)
     return run_program(lambda world: _run(world, arguments))
 
@@ -91,10 +93,14 @@ def _run(world: Any, arguments: argparse.Namespace) -> int:
     names = arguments.backend.split(",")
     require_summing(names, world.size)
     require_writable(world, arguments.json, arguments.plot)
-    needed = dict.fromkeys("shmemar" if each == FUSED else each for each in (*names, "self"))
     if len(set(names)) < len(names):
         raise ArgumentError(f"backends are {', '.join(names)}; expected each once.")
+    needed = dict.fromkeys(map(backend_of, (*names, "self")))
     with opened(world, list(needed), arguments.run_on) as comms:
+        if FUSED in names and not comms["self"].capturable:
+            raise ArgumentError(
+                f"backend {FUSED} needs GPUs, and these ranks are emulated; leave it out."
+            )
         facts = machine_facts(world, comms["self"].xp)
         speaks = world.rank == 0
         if speaks:
@@ -153,7 +159,7 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
             arguments.repeat,
             checks=arguments.check,
             has_reference=not arguments.no_reference,
-            reduces_alone=arguments.reduce_alone,
+            tridiagonalises_only=arguments.tridiagonalise_only,
         )
         for dtype in arguments.dtype.split(",")
         for n in sizes

@@ -8,6 +8,14 @@ A warp has 4 rows, and 8 lanes share the tiles of a row, as the threads of `add_
 same order, so that the sums have the same bits. Lane l has part ``l // 4`` of row ``l % 4``; parts
 are added up from lane to lane, and the last 4 lanes exchange. Behind the rows come the products of
 v with W and V, which concern no other rank.
+
+Requires: the same n, k, j and grid on all ranks; `nown`, `first_tile` and what arrays hold are a
+rank's own. A thread's rows depend on its number and the grid alone, and each takes one epoch, with
+an element to and from every peer: so its slot may be written again as
+:mod:`shmemar.device.packet_buffer` argues. A grid of fewer threads than rows makes several rounds.
+
+Cost: one remote store of 16 bytes to each peer and one round of polls a row (two of complex128); no
+barrier, no fence.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.apps.eigensolver_tiles import build_sums
 from shmemar.device.groups import WARP_THREADS, from_lane_before, share_work
 from shmemar.device.registry import device
+from shmemar.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +50,14 @@ def fused_kernel(dtype: np.dtype[Any], block: int, shape: Shape) -> Callable[...
 
     Its own arguments are ``across, along, dots, products, out, n, k, j, nown, first_tile``, those
     of `add_tiles`; `out` gets the sum over all ranks.
+
+    Raises:
+        ArgumentError: The parts of a row are not those of a warp.
     """
+    if WARP_THREADS % shape.parts:
+        raise ArgumentError(
+            f"parts is {shape.parts}; expected a divisor of the {WARP_THREADS} lanes of a warp."
+        )
     zero = dtype.type(0)
     PARTS, TEAM = shape.parts, WARP_THREADS // shape.parts
     row_sum, product_sum = (device(each) for each in build_sums(dtype, block, shape))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from benchmarks.apps.communicators import NAMES, open_communicators
+from benchmarks.steering import steering_variables
 from shmemar import __version__
 from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError, ShmemarError
 from shmemar.host.bootstrap import as_entry, leave_without_finalize, load_mpi, raise_any
@@ -48,7 +49,6 @@ __all__ = [
 T = TypeVar("T")
 
 PACKAGES = ("numpy", "scipy", "mpi4py", "numba-cuda", "cupy-cuda13x", "torch", "nvshmem4py-cu13")
-VARIABLES = ("SHMEMAR_", "NVSHMEM_", "NCCL_", "CUDA_")
 
 
 def machine_facts(mpi_comm: Any, xp: Any) -> dict[str, str]:
@@ -73,11 +73,7 @@ def machine_facts(mpi_comm: Any, xp: Any) -> dict[str, str]:
         "python": platform.python_version(),
         "mpi": load_mpi().Get_library_version().split(",")[0].strip(),
         **{name: _version(name) for name in PACKAGES},
-        **{
-            name: os.environ[name]
-            for name in sorted(os.environ)
-            if name.startswith(VARIABLES) and "PATH" not in name
-        },
+        **steering_variables(),
     }
     return mpi_comm.bcast({name: text for name, text in facts.items() if text}, root=0)  # type: ignore[no-any-return]
 
@@ -118,13 +114,18 @@ def _gpus(found: Sequence[tuple[str, str]]) -> str:
     return f"{len(set(addresses))} x {'; '.join(kinds)}; ranks on each: {ranks}"
 
 
-def add_common_options(parser: ArgumentParser) -> None:
-    """Add what all applications take: ``--backend``, ``--run-on`` and ``--json``."""
+def add_common_options(parser: ArgumentParser, *more: str) -> None:
+    """Add what all applications take: ``--backend``, ``--run-on`` and ``--json``.
+
+    Args:
+        parser: What is added to.
+        more: Names of the application's own that ``--backend`` takes.
+    """
     parser.add_argument(
         "--backend",
         default="shmemar,mpi",
         metavar="NAME,...",
-        help=f"of {', '.join(NAMES)}, side by side; %(default)s",
+        help=f"of {', '.join([*NAMES, *more])}, side by side; %(default)s",
     )
     parser.add_argument(
         "--run-on", default="auto", choices=["auto", "nvshmem", "emulated"], help="as shmemar.init"

@@ -243,7 +243,7 @@ def _lower_rest(compiler: Compiler) -> None:
     # Nothing is fused on the CPU, whatever is known.
     compiler.lower(words.opaque)(lambda word: lambda word: word)
     compiler.lower(words.word_array)(lambda length: lambda length: np.zeros(length, np.uint32))
-    compiler.lower(words.add_in_order)(lambda left, right: lambda left, right: left + right)
+    compiler.lower(words.add_ordered)(lambda left, right: lambda left, right: left + right)
     compiler.lower(words.mul_rn)(lambda left, right: lambda left, right: left * right)
     compiler.lower(words.two_f16_from_word)(lambda word: two_f16)
     compiler.lower(words.word_from_two_f16)(lambda low, high: join_f16)

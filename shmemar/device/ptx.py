@@ -332,7 +332,7 @@ def _lower_arithmetic(compiler: Compiler) -> None:
         pure=True,
     )
 
-    def add_in_order(left: Any, right: Any) -> Callable[..., Any] | None:
+    def add_ordered(left: Any, right: Any) -> Callable[..., Any] | None:
         # Of float32 there is one NaN that any operation gives.
         if left == types.float64 and right == types.float64:
             return lambda left, right: add_f64(left, right)
@@ -347,7 +347,7 @@ def _lower_arithmetic(compiler: Compiler) -> None:
 
     keep = _ptx(compiler, "mov.b32 $0, $1;", "r", "r")
     compiler.lower(words.opaque)(lambda word: lambda word: keep(word))
-    compiler.lower(words.add_in_order)(add_in_order)
+    compiler.lower(words.add_ordered)(add_ordered)
     compiler.lower(words.mul_rn)(mul_rn)
     compiler.lower(words.two_f16_from_word)(lambda word: lambda word: two_f16(word))
     compiler.lower(words.word_from_two_f16)(lambda low, high: lambda low, high: join_f16(low, high))

@@ -13,7 +13,7 @@ import numpy as np
 __all__ = [
     "Packet",
     "Payload",
-    "add_in_order",
+    "add_ordered",
     "f32_from_word",
     "f64_from_words",
     "i64_from_word",
@@ -122,7 +122,7 @@ def words_from_i64(value: int) -> Payload:
     return value & _MASK32, value >> 32 & _MASK32
 
 
-def add_in_order(left: Float, right: Float) -> Float:
+def add_ordered(left: Float, right: Float) -> Float:
     """Add two floats of one type, the operands in the order in which they are given.
 
     Of two NaNs a GPU's float64 addition gives one by their places, and compilers exchange them as

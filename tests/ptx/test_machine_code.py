@@ -179,7 +179,7 @@ def test_every_float16_is_converted_by_one_instruction_and_rounded_once() -> Non
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_no_compiler_exchanges_the_operands_of_a_float64_addition(rank: int) -> None:
+def test_operands_of_float64_additions_have_places(rank: int) -> None:
     assembly = compiled(KernelSpec(*VARIANTS[0], DTYPES["float64"], SUM, 3), rank)
     assert assembly.count("fma") == 2 * ONE_SHOT_PASSES
     assert assembly.fused() == []

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.contenders_nccl import NcclLibrary
+from benchmarks.contender import Turns
+from benchmarks.contenders_nccl import NcclLibrary, NcclWindow
+from shmemar.dtypes import DTYPES, ReduceOp
 from shmemar.errors import ShmemarError
+from shmemar.spec import Backend
 
 
 class Listening:
@@ -38,7 +43,8 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Listening:
 
 def test_a_window_is_allocated_and_registered_as_symmetric(listening: Listening) -> None:
     library = NcclLibrary(2, 1, (-1, 2) + (0,) * 126)
-    assert library.window(256) == 4096
+    assert library.allocate(256) == 4096
+    assert library.register(4096, 256) is False  # as nothing has filled in the window
     library.allreduce(8, 16, 3, 7, 0, 9)
     initialised, allocated, registered, reduced = listening.calls
     assert initialised[0] == "ncclCommInitRank"
@@ -60,8 +66,44 @@ def test_a_window_is_allocated_and_registered_as_symmetric(listening: Listening)
     assert (comm.value, stream.value) == (4096, 9)
 
 
+CASES = {
+    ("float32", "sum", 22809): None,
+    ("float64", "sum", 22809): "NCCL's windows have no sum of float64",
+    ("float32", "max", 22809): "NCCL's windows have no max of float32",
+    ("float32", "sum", 22600): "NCCL 22600 has no windows",
+}
+
+
+@pytest.mark.parametrize(("dtype", "op", "version"), CASES)
+def test_what_windows_can_not_do_is_said(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch, dtype: str, op: str, version: int
+) -> None:
+    names = {f"NCCL_{name}": 0 for name in ("FLOAT32", "FLOAT64", "SUM", "MAX")}
+    nccl = SimpleNamespace(available=True, get_version=lambda: version, **names)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=nccl))
+    runtime = SimpleNamespace(shares_gpu=False)
+    comm: Any = SimpleNamespace(backend=Backend.NVSHMEM, _runtime=runtime)
+    case: Any = SimpleNamespace(dtype=DTYPES[dtype], op=ReduceOp(op))
+    assert NcclWindow().why_not(comm, case) == CASES[dtype, op, version]
+
+
+def test_a_library_without_windows_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> Any:
+        raise OSError(f"{name}: cannot open")
+
+    monkeypatch.setattr(ctypes, "CDLL", none)
+    with pytest.raises(OSError, match="cannot open"):
+        NcclLibrary(1, 0, (0,) * 128)
+
+
+def test_two_of_a_kind_take_turns() -> None:
+    turns, made = Turns(), iter(range(10))
+    assert [turns.next(kind, lambda: next(made)) for kind in "aabaab"] == [0, 1, 2, 0, 1, 3]
+
+
 def test_what_nccl_says_is_in_the_error(listening: Listening) -> None:
     listening.fails = "ncclCommWindowRegister"
     library = NcclLibrary(2, 0, (0,) * 128)
     with pytest.raises(ShmemarError, match="ncclCommWindowRegister failed: invalid usage"):
-        library.window(64)
+        library.register(4096, 64)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
 MPIRUN = """#!/bin/sh
-printf '%s\\n' "$*" >>"$NOTES"
+printf '%s\n' "$*" >>"$NOTES"
 echo "12 passed"
 case "$*" in *decode*) echo "RuntimeError: no room"; exit 3;; esac
 """
@@ -69,6 +69,24 @@ def test_no_part_begins_for_which_no_time_is_left(run: Run, tmp_path: Path) -> N
     assert done.returncode == 1
     assert "== floor, 2 ranks: no time left" in done.stdout
     assert not (tmp_path / "notes").exists()
+
+
+def test_nccl_is_left_out_where_ranks_share_a_gpu(run: Run, tmp_path: Path) -> None:
+    tool = tmp_path / "tools" / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho GPU 0\necho GPU 1\n")
+    tool.chmod(0o755)
+    assert run(str(tmp_path / "out"), "eigensolver", RANKS="2 4").returncode == 0
+    own, shared = (tmp_path / "notes").read_text().splitlines()
+    assert "shmemar-fused,nvshmem,nccl" in own
+    assert ",nccl" not in shared
+    assert run(str(tmp_path / "out"), "floor").returncode == 0
+    assert (tmp_path / "notes").read_text().splitlines()[-1].startswith("-n 2 ")
+
+
+def test_without_gpus_the_number_of_ranks_is_asked_for(run: Run, tmp_path: Path) -> None:
+    done = run(str(tmp_path / "out"), "floor")
+    assert done.returncode == 2
+    assert "set RANKS" in done.stderr
 
 
 def test_a_part_that_is_none_is_refused(run: Run, tmp_path: Path) -> None:

@@ -103,9 +103,9 @@ def test_an_integer_beyond_64_bits_wraps_when_it_is_split(value: int, excess: in
 
 
 @given(st.floats(), st.floats())
-def test_an_addition_in_order_is_an_addition(left: float, right: float) -> None:
+def test_an_ordered_addition_is_an_addition(left: float, right: float) -> None:
     with np.errstate(all="ignore"):
-        total = words.add_in_order(np.float64(left), np.float64(right))
+        total = words.add_ordered(np.float64(left), np.float64(right))
         expected = np.float64(left) + np.float64(right)
     assert type(total) is np.float64
     assert total == expected or (math.isnan(total) and math.isnan(expected))

@@ -327,8 +327,9 @@ def test_a_kernel_for_parts_that_no_warp_has_is_refused() -> None:
 
 
 def test_fused_sums_are_counted_and_their_memory_is_used_again(
-    comms: dict[str, Communicator], arrays: Arrays
+    comms: dict[str, Communicator], arrays: Arrays, in_one_suite: Callable[[int], None]
 ) -> None:
+    in_one_suite(2)
     fusing, counts = comms["shmemar"].fusing, comms["shmemar"].counts
     assert fusing is not None
     assert comms["mpi"].fusing is None

@@ -3,7 +3,8 @@
 #     benchmarks/several_gpus.sh DIRECTORY [PART ...]
 # A rank has a GPU of its own; with RANKS="2 4" set, these numbers of ranks in turn, else the number
 # of GPUs. What each part prints and measures goes to DIRECTORY. Parts, by default all of them, in
-# this order: topology tests floor contenders kernels eigensolver decode tune types barrier.
+# this order: topology tests floor contenders kernels eigensolver decode lanczos tune types barrier
+# solve.
 # All together end within LIMIT_S seconds (580); a part for which no time is left says so, and the
 # exit status is 1. For a trial on one GPU start CUDA MPS first (nvidia-cuda-mps-control -d); NCCL,
 # which refuses ranks that share one, is left out of the applications then.
@@ -20,7 +21,7 @@ export TORCH_SYMM_MEM_DISABLE_MULTICAST=${TORCH_SYMM_MEM_DISABLE_MULTICAST-1}
 mkdir -p "$1" && directory=$(cd "$1" && pwd) || exit 2
 shift
 cd "$(dirname "$0")/.." || exit 2
-parts=(topology tests floor contenders kernels eigensolver decode tune types barrier)
+parts=(topology tests floor contenders kernels eigensolver decode lanczos tune types barrier solve)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
   [[ " ${parts[*]} " == *" $part "* ]] || { echo "no part $part; expected ${parts[*]}" >&2; exit 2; }
@@ -111,6 +112,15 @@ run() {
     decode)
       step decode 90 -m benchmarks.apps.decode --shared-weights --check --layers "${LAYERS:-80}" \
         --backend "shmemar,nvshmem$nccl" --json "$(json decode)"
+      ;;
+    lanczos)
+      step lanczos 60 -m benchmarks.apps.lanczos --grid 128,120,112 --basis 40 --backend "shmemar,nvshmem,mpi$nccl" \
+        --json "$(json lanczos)"
+      ;;
+    solve)
+      step solve 240 -m benchmarks.apps.eigensolver --check --repeat "${REPEAT:-3}" \
+        --n "${SOLVE_N:-1024,2048,4096,8192}" --backend "shmemar,shmemar-fused,nvshmem,mpi$nccl" \
+        --json "$(json solve)"
       ;;
     barrier)
       step barrier 60 -m benchmarks barrier --json "$(json barrier)"

@@ -12,9 +12,10 @@ from benchmarks.apps.communicators import open_communicators
 from benchmarks.apps.decode import decode, main
 from benchmarks.apps.decode_shape import ModelShape
 from shmemar.errors import ArgumentError, MismatchError, ShmemarError
+from tests.distributed.app_programs import AppProgram, is_told_apart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from mpi4py import MPI
@@ -52,11 +53,6 @@ def communicators(world: MPI.Intracomm, backend: str) -> Iterator[dict[str, Comm
     yield made
     for each in made.values():
         each.close()
-
-
-def is_told_apart(name: str, backend: str) -> bool:
-    """On GPUs mpi's sums are not captured, and launches would count as communication."""
-    return backend == "emulated" or name != "mpi"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -150,28 +146,19 @@ def test_a_model_too_large_is_refused_with_the_amount(
 
 
 @pytest.fixture
-def program(
-    world: MPI.Intracomm, backend: str, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run the command line on all ranks; return its status and what this rank printed."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        status = main([*arguments, "--run-on", backend])
-        return status, *capfd.readouterr()
-
-    return run
+def program(world: MPI.Intracomm, backend: str, capfd: pytest.CaptureFixture[str]) -> AppProgram:
+    return AppProgram(main, world, backend, capfd)
 
 
 def test_the_program_prints_and_keeps_results(
     world: MPI.Intracomm,
     backend: str,
-    program: Callable[..., tuple[int, str, str]],
+    program: AppProgram,
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "decode.json"
     given = ("--check", "--shared-weights", "--json", str(file), "--backend", "mpi")
-    status, told, _ = program(*OPTIONS, *given)
+    status, told, _ = program.run(*OPTIONS, *given)
     assert status == 0
     if world.rank:
         assert not told
@@ -197,13 +184,6 @@ def test_the_program_prints_and_keeps_results(
     ],
 )
 def test_wrong_arguments_are_one_line_of_rank_0(
-    world: MPI.Intracomm,
-    program: Callable[..., tuple[int, str, str]],
-    arguments: tuple[str, ...],
-    message: str,
+    program: AppProgram, arguments: tuple[str, ...], message: str
 ) -> None:
-    status, _, told = program(*OPTIONS, "--backend", "mpi", *arguments)
-    assert status == 2
-    lines = [line for line in told.splitlines() if message in line]
-    assert len(lines) == (1 if world.rank == 0 else 0)
-    assert "Traceback" not in told
+    program.assert_refused(*OPTIONS, "--backend", "mpi", *arguments, message=message)

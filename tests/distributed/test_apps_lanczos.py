@@ -14,9 +14,10 @@ from benchmarks.apps.lanczos_problem import Grid
 from benchmarks.apps.lanczos_solver import Lanczos
 from benchmarks.apps.lanczos_terms import Options
 from shmemar.errors import ArgumentError, MismatchError, ShmemarError
+from tests.distributed.app_programs import AppProgram, is_told_apart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from mpi4py import MPI
@@ -120,28 +121,19 @@ def test_more_ranks_than_planes_are_refused(
 
 
 @pytest.fixture
-def program(
-    world: MPI.Intracomm, backend: str, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run the command line on all ranks; return its status and what this rank printed."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        status = main([*arguments, "--run-on", backend])
-        return status, *capfd.readouterr()
-
-    return run
+def program(world: MPI.Intracomm, backend: str, capfd: pytest.CaptureFixture[str]) -> AppProgram:
+    return AppProgram(main, world, backend, capfd)
 
 
 def test_the_program_prints_and_keeps_results(
     world: MPI.Intracomm,
     backend: str,
-    program: Callable[..., tuple[int, str, str]],
+    program: AppProgram,
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "lanczos.json"
     given = ("--grid", "7,6,8", "--wanted", "2", "--basis", "10", "--json", str(file))
-    status, told, _ = program(*given, "--backend", "shmemar,mpi")
+    status, told, _ = program.run(*given, "--backend", "shmemar,mpi")
     assert status == 0
     if world.rank:
         assert not told
@@ -152,21 +144,18 @@ def test_the_program_prints_and_keeps_results(
     assert document["ranks"] == str(world.size)
     assert list(document["backends"]) == ["shmemar", "mpi"]
     for name, result in document["backends"].items():
-        # On GPUs mpi's sums are not captured, and launches would count as communication.
-        is_told_apart = world.size > 1 and (backend == "emulated" or name != "mpi")
         np.testing.assert_allclose(result["eigenvalues"], document["exact"], rtol=1e-10)
-        assert (result["alone_us"] is not None) == is_told_apart
+        is_known = world.size > 1 and is_told_apart(name, backend)
+        assert (result["alone_us"] is not None) == is_known
         assert result["median_us"] > 0
 
 
 def test_self_is_refused_where_there_is_something_to_sum(
-    world: MPI.Intracomm, program: Callable[..., tuple[int, str, str]]
+    world: MPI.Intracomm, program: AppProgram
 ) -> None:
     if world.size == 1:
         pytest.skip("one rank sums nothing")
-    status, _, told = program("--backend", "mpi,self")
-    assert status == 2
-    assert ("which it does not sum" in told) == (world.rank == 0)
+    program.assert_refused("--backend", "mpi,self", message="which it does not sum")
 
 
 @pytest.mark.parametrize(
@@ -182,13 +171,6 @@ def test_self_is_refused_where_there_is_something_to_sum(
     ],
 )
 def test_wrong_arguments_are_one_line_of_rank_0(
-    world: MPI.Intracomm,
-    program: Callable[..., tuple[int, str, str]],
-    arguments: tuple[str, ...],
-    message: str,
+    program: AppProgram, arguments: tuple[str, ...], message: str
 ) -> None:
-    status, _, told = program("--backend", "mpi", *arguments)
-    assert status == 2
-    lines = [line for line in told.splitlines() if message in line]
-    assert len(lines) == (1 if world.rank == 0 else 0)
-    assert "Traceback" not in told
+    program.assert_refused("--backend", "mpi", *arguments, message=message)

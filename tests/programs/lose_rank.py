@@ -60,7 +60,8 @@ def main() -> None:
                 if place == "mpi" and call == lost_call:
                     with comm._breaks_on_timeout():
                         comm._bootstrap.allreduce_host(x, x, "sum")
-                comm.allreduce(x)
+                if place != "user":
+                    comm.allreduce(x)
                 if backend == "nvshmem":
                     cupy.cuda.get_current_stream().synchronize()
                     comm.check()

@@ -13,8 +13,8 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4} SHMEMAR_TIMEOUT_S=${SHMEMAR_TIMEOUT_S:-20}
 export SHMEMAR_HEAP_NBYTES=${SHMEMAR_HEAP_NBYTES:-2147483648}
-# Not every host lends its NVLink multicast, and a process that is killed may leave it taken. So it is
-# off for all alike, unless these say otherwise; results hold them.
+# NVLink multicast is off for all alike, so that hosts with and without it can be compared, unless
+# these say otherwise. Results of all-reduces and applications hold them.
 export NVSHMEM_DISABLE_NVLS=${NVSHMEM_DISABLE_NVLS-1} NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE-0}
 export TORCH_SYMM_MEM_DISABLE_MULTICAST=${TORCH_SYMM_MEM_DISABLE_MULTICAST-1}
 [ $# -gt 0 ] || { echo "usage: $0 DIRECTORY [PART ...]" >&2; exit 2; }

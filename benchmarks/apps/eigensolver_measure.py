@@ -86,7 +86,7 @@ class Result:
         block: Columns of a block.
         ranks: Number of ranks.
         captured: Whether the column loops were replayed as CUDA graphs, all-reduces with them.
-        seconds: By phase, and ``total``; of a case that reduces alone ``tridiagonalise``.
+        seconds: By phase, and ``total``; of a tridiagonalisation only ``tridiagonalise``.
         column_us: Microseconds of the tridiagonalisation, a column.
         compute_us: Likewise with collectives that do nothing: everything but the communication. Of
             `FUSED` that of shmemar: what its kernel saves counts as less communication.

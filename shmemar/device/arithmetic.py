@@ -131,8 +131,8 @@ def _multiply_float(left: Any, right: Any) -> Any:
 
 @device
 def _multiply_f64(left: Any, right: Any) -> Any:
-    # Of two NaNs of float64 a GPU's product is one by their places, which the assembler exchanges.
-    # (Nor does it keep those of the factors of an fma; of float32 all operations give one NaN.)
+    # A product of NaNs would depend on the places of its factors, which compilers may exchange; of
+    # float32 all operations give one NaN.
     if left != left:
         return left
     if right != right:

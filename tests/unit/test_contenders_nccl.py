@@ -97,6 +97,39 @@ def test_a_library_without_windows_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         NcclLibrary(1, 0, (0,) * 128)
 
 
+@pytest.mark.parametrize("error", [OSError("cannot open"), AttributeError("no such function")])
+def test_a_contender_whose_library_fails_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_: str) -> Any:
+        raise error
+
+    names = {"NCCL_FLOAT32": 7, "NCCL_SUM": 0}
+    nccl = SimpleNamespace(available=True, get_version=lambda: 22809, **names)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=nccl))
+    monkeypatch.setattr(ctypes, "CDLL", fail)
+    runtime = SimpleNamespace(shares_gpu=False)
+    comm: Any = SimpleNamespace(backend=Backend.NVSHMEM, _runtime=runtime)
+    case: Any = SimpleNamespace(dtype=DTYPES["float32"], op=ReduceOp.SUM)
+    assert NcclWindow().why_not(comm, case) == f"NCCL's library can't be used ({error})"
+
+
+@pytest.mark.parametrize("others", [[True, True], [True, False]])
+def test_a_window_that_one_rank_has_not_got_is_an_error_on_all(others: list[bool]) -> None:
+    library: Any = SimpleNamespace(
+        allocate=lambda nbytes: 4096 + nbytes, register=lambda address, nbytes: True
+    )
+    comm: Any = SimpleNamespace(
+        host_together=lambda action, name: action(), host_allgather=lambda made: others
+    )
+    if all(others):
+        assert NcclWindow._window(comm, library, 256) == 4096 + 256
+        return
+    with pytest.raises(ShmemarError, match="NCCL made no window"):
+        NcclWindow._window(comm, library, 256)
+
+
 def test_two_of_a_kind_take_turns() -> None:
     turns, made = Turns(), iter(range(10))
     assert [turns.next(kind, lambda: next(made)) for kind in "aabaab"] == [0, 1, 2, 0, 1, 3]

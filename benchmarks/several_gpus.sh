@@ -118,7 +118,7 @@ run() {
         --json "$(json lanczos)"
       ;;
     solve)
-      step solve 240 -m benchmarks.apps.eigensolver --check --repeat "${REPEAT:-3}" \
+      step solve 600 -m benchmarks.apps.eigensolver --check --repeat "${REPEAT:-3}" \
         --n "${SOLVE_N:-1024,2048,4096,8192}" --backend "shmemar,shmemar-fused,nvshmem,mpi$nccl" \
         --json "$(json solve)"
       ;;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from shmemar.host.interop import Operand
 
-__all__ = ["BACKENDS", "require"]
+__all__ = ["BACKENDS", "most_summed_alike", "require"]
 
 T = TypeVar("T")
 
@@ -129,12 +131,32 @@ class _Part:
     loan: weakref.ref[_Loan]
 
 
+def most_summed_alike(nranks: int) -> int:
+    """Elements up to which NVSHMEM 3.8's own sums have the same bits on all of 4, 8, ... ranks.
+
+    It has ranks exchange all they have, log2 times, both of a pair adding the same two numbers. Its
+    scratch memory has to hold 1 + 3 log2 messages for that, as if elements had 8 bytes. Longer ones
+    every rank adds up in an order of its own (``nvshmemi_gpu_rdxn_threadgroup`` in NVSHMEM's
+    reduce.cuh).
+
+    Args:
+        nranks: A power of two. Of other numbers from 3 on nothing helps; with 2 there is one order.
+    """
+    return _SCRATCH_NBYTES // 2 // 8 // (1 + 3 * (nranks.bit_length() - 1))
+
+
+_SCRATCH_NBYTES = 512 * 1024
+"""NVSHMEM's scratch memory for reductions, unless NVSHMEM_REDUCE_SCRATCH_SIZE says otherwise."""
+
+
 class _Nvshmem(Counting):
     """NVSHMEM's own collectives on a stream, in arrays of its symmetric heap.
 
     They go from one buffer to another, as NVSHMEM 3.8 gives wrong sums in place from 4 ranks and
-    some 12,000 float32 on; then the result is copied to where it is wanted. A sum of one integer
-    goes before each broadcast, so that all ranks are ready for it.
+    some 12,000 float32 on; then the result is copied to where it is wanted. They go in parts that
+    are `most_summed_alike`, as applications do the same on all ranks with what should be the same
+    sums; not where NVSHMEM hands over to NCCL, for which ranks need GPUs of their own. A sum of one
+    integer goes before each broadcast, so that all ranks are ready for it.
     """
 
     name = "nvshmem"
@@ -151,6 +173,10 @@ class _Nvshmem(Counting):
 
         self._bindings = nvshmem.bindings
         self._pes: list[int] = settled
+        runtime: Any = job.ours._runtime
+        is_own = runtime.shares_gpu or os.environ.get("NVSHMEM_DISABLE_NCCL") == "1"
+        exchanges = self.size > 2 and self.size.bit_count() == 1
+        self._most = most_summed_alike(self.size) if is_own and exchanges else sys.maxsize
         self._parts: list[_Part] = []
         self._flags = self._staged = self._reduced = _Part(0, 0, weakref.ref(_Loan()))
 
@@ -207,7 +233,9 @@ class _Nvshmem(Counting):
         operand, name = _as_type_of(NVSHMEM_TYPES, operand)
         reduce = getattr(self._bindings, f"{name}_sum_reduce_on_stream")
         source, result = self._buffers(operand, stream)
-        reduce(TEAM_WORLD, result, source, operand.count, stream)
+        for start in range(0, operand.count, self._most):
+            at, count = start * operand.dtype.itemsize, min(self._most, operand.count - start)
+            reduce(TEAM_WORLD, result + at, source + at, count, stream)
         self._move(operand.address, result, operand.nbytes, stream)
 
     def _copy(self, x: Any, root: int) -> None:

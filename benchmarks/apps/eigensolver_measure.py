@@ -404,6 +404,11 @@ def _trouble(
     ]
     if not found["alike"] and found["backend"] in ("shmemar", FUSED):
         trouble.append("the ranks found other bits, which shmemar's sums exclude")
+    elif not found["alike"] and trouble:
+        trouble.append(
+            "the ranks found other bits, so this backend's sums are not the same on all ranks; a "
+            "solve is right only over sums that are"
+        )
     return tuple(trouble)
 
 

@@ -199,6 +199,22 @@ def test_ranks_whose_sums_differ_are_told_and_go_on_with_those_of_one(
     assert max(residuals(comms["mpi"], a, b, found)) <= 100
 
 
+def test_a_solve_over_sums_that_differ_in_their_last_bits_is_told_to_be_wrong(
+    world: Any, comms: dict[str, Communicator], backend: str
+) -> None:
+    if world.size == 1 or backend != "emulated":
+        pytest.skip("it needs several ranks, and sums that are called from Python")
+    wrong: Any = _Wrong(comms["mpi"])
+    case = Case(200, "float64", 32, repeat=1, has_reference=False)
+    (found,) = measure(world, {"mpi": wrong, "self": comms["self"]}, ["mpi"], case, seed=1)
+    assert not found.alike
+    assert [text.partition(" is ")[0] for text in found.trouble[:2]] == [
+        "residual",
+        "orthogonality",
+    ]
+    assert "this backend's sums are not the same on all ranks" in found.trouble[2]
+
+
 def _uneven(rank: int) -> tuple[Any, Any]:
     a, b = problem(9, "float64", 0)
     if rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from benchmarks.apps.communicator_backends import BACKENDS
+from benchmarks.apps.communicator_backends import BACKENDS, most_summed_alike
 from benchmarks.apps.communicators import NAMES, Communicator, Counts, alone, open_communicators
+from shmemar.dtypes import DTYPES
 from shmemar.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError, ClosedError
+from shmemar.host.interop import Operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,3 +135,50 @@ def test_ranks_that_name_different_ones_are_refused() -> None:
 def test_what_needs_gpus_is_refused_without(name: str) -> None:
     with pytest.raises(BackendUnavailableError, match=f"backend {name} needs GPUs"):
         open_communicators(MPI.COMM_SELF, ["mpi", name], backend="emulated")
+
+
+@pytest.mark.parametrize(
+    ("size", "shares_gpu", "disables", "counts"),
+    [
+        (2, True, "", [10_000]),
+        (3, True, "", [10_000]),
+        (4, True, "", [4681, 4681, 638]),
+        (8, True, "", [3276, 3276, 3276, 172]),
+        (4, False, "", [10_000]),
+        (4, False, "1", [4681, 4681, 638]),
+    ],
+)
+def test_nvshmem_sums_what_all_ranks_get_the_same_bits_of(
+    monkeypatch: pytest.MonkeyPatch, size: int, shares_gpu: bool, disables: str, counts: list[int]
+) -> None:
+    """In parts, where it is known to do the work itself, of ranks that exchange all they have."""
+    calls: list[tuple[int, int, int]] = []
+    moves: list[tuple[int, ...]] = []
+
+    def reduce(team: int, to: int, at: int, count: int, stream: int) -> None:
+        calls.append((to, at, count))
+
+    package = SimpleNamespace(bindings=SimpleNamespace(double_sum_reduce_on_stream=reduce))
+    monkeypatch.setitem(sys.modules, "nvshmem", package)
+    monkeypatch.setitem(sys.modules, "nvshmem.bindings", package.bindings)
+    monkeypatch.setenv("NVSHMEM_DISABLE_NCCL", disables)
+    operand = Operand(1 << 20, 5000, DTYPES["complex128"])
+    ours = SimpleNamespace(rank=0, size=size, _runtime=SimpleNamespace(shares_gpu=shares_gpu))
+    job: Any = SimpleNamespace(
+        ours=ours, xp=np, on_gpus=True, users=0, operand=lambda x: (operand, 7)
+    )
+    comm: Any = BACKENDS["nvshmem"](job, list(range(size)))
+    comm._buffers = lambda operand, stream: (1 << 21, 1 << 22)
+    comm._move = lambda *arguments: moves.append(arguments)
+    comm.allreduce(SimpleNamespace(nbytes=operand.nbytes))
+    assert [count for _, _, count in calls] == counts
+    starts = [8 * sum(counts[:i]) for i in range(len(counts))]
+    assert [to - (1 << 22) for to, _, _ in calls] == starts
+    assert [at - (1 << 21) for _, at, _ in calls] == starts
+    assert moves == [(1 << 20, 1 << 22, 80_000, 7)]
+
+
+def test_nvshmem_exchanges_what_its_scratch_memory_holds() -> None:
+    for nranks, messages in ((4, 7), (8, 10), (16, 13)):
+        most = most_summed_alike(nranks)
+        assert messages * most <= (512 * 1024 // 2) // 8 < messages * (most + 1)

@@ -318,6 +318,24 @@ def test_a_wrong_answer_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [text.partition(" ")[0] for text in result.trouble] == ["residual", "orthogonality"]
 
 
+def test_trouble_names_sums_that_ranks_have_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Solver.solve
+
+    def solve(self: Any, *arguments: Any, **options: Any) -> Any:
+        found = plain(self, *arguments, **options)
+        return replace(found, alike=False, own_vectors=found.own_vectors * scale)
+
+    monkeypatch.setattr(Solver, "solve", solve)
+    case = Case(20, "float64", 8, repeat=1, has_reference=False)
+    scale = 1.0
+    (result,) = measure(_World(), {"self": alone()}, ["self"], case, seed=1)
+    assert (result.alike, result.trouble) == (False, ())
+    scale = 2.0
+    (result,) = measure(_World(), {"self": alone()}, ["self"], case, seed=1)
+    assert result.trouble[0].startswith("orthogonality is ")
+    assert result.trouble[1].startswith("the ranks found other bits, so this backend's sums are")
+
+
 def _row(n: int, backend: str, column_us: float) -> dict[str, Any]:
     return {
         "n": n,

@@ -1,21 +1,82 @@
-"""Draws time per column of the tridiagonalisation over n, split in compute and communication."""
+"""Draws time per column of the tridiagonalisation over n, split in compute and communication.
+
+``python -m benchmarks.apps.eigensolver_plot RESULTS... PLOT`` draws results that were kept.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shmemar.errors import ArgumentError
+from shmemar.errors import ArgumentError, ShmemarError
 from shmemar.host.plotting import require_matplotlib
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["check_plot", "draw"]
+__all__ = ["check_plot", "draw", "main", "read"]
 
 SUFFIXES = (".svg", ".png")
 
 _HATCHES = ("////", "....", "xxxx", "----", "++++")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, or 2 where it can't be drawn."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.apps.eigensolver_plot", description=__doc__
+    )
+    parser.add_argument(
+        "results",
+        nargs="+",
+        type=Path,
+        help="what --json of the eigensolver wrote; of the same ranks, and what a later one has of "
+        "a size, type and backend comes in the place of an earlier one's",
+    )
+    parser.add_argument("plot", type=Path, help="the file to draw; .svg or .png")
+    arguments = parser.parse_args(argv)
+    try:
+        draw(read(arguments.results), arguments.plot)
+    except ShmemarError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read(paths: Sequence[Path]) -> dict[str, Any]:
+    """Read result files into one document.
+
+    Args:
+        paths: Files of the same number of ranks. Rows of a later one replace those of the same
+            size, type and backend.
+
+    Returns:
+        What the last one says of the machine, and all rows.
+
+    Raises:
+        ArgumentError: One can't be read, is none of the eigensolver's, or is of other ranks.
+    """
+    document: dict[str, Any] = {}
+    rows: dict[tuple[Any, ...], Any] = {}
+    for path in paths:
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            found = {(row["dtype"], row["n"], row["backend"]): row for row in document["rows"]}
+            ranks = {row["ranks"] for row in found.values()}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArgumentError(
+                f"{path} can't be read ({type(error).__name__}: {error}); expected what --json of "
+                "the eigensolver wrote."
+            ) from error
+        rows |= found
+        if len(ranks | {row["ranks"] for row in rows.values()}) > 1:
+            raise ArgumentError(
+                f"{path} is of another number of ranks than the results before; expected the same."
+            )
+    return {**document, "rows": list(rows.values())}
 
 
 def check_plot(path: Path) -> None:
@@ -35,7 +96,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
 
     For each size and type there is a bar for each backend: below, white, the time without
     communication, above it, hatched, what communication adds. Numbers say its share. A bar that is
-    all hatched is of a backend whose share is not known.
+    all hatched is of a backend whose share is not known. Wrong results are not drawn.
 
     Args:
         document: What ``python -m benchmarks.apps.eigensolver --json`` writes.
@@ -46,9 +107,9 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
         BackendUnavailableError: matplotlib is not installed.
     """
     check_plot(path)
-    rows = document.get("rows")
+    rows = [row for row in document.get("rows", ()) if not row.get("trouble")]
     if not rows:
-        raise ArgumentError("the document has no rows to draw; expected results of a run.")
+        raise ArgumentError("the document has no rows to draw; expected right results of a run.")
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -91,7 +152,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
         axes.grid(visible=True, axis="y", linewidth=0.3)
         axes.set_axisbelow(True)
         axes.set_title(_title(document, rows[0]), fontsize=9)
-        axes.legend(fontsize=8)
+        figure.legend(loc="outside lower center", ncols=len(names) + 1, fontsize=8)
         try:
             figure.savefig(path)
         except (OSError, ValueError) as error:
@@ -104,3 +165,7 @@ def _title(document: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     return (
         f"tridiagonalisation, {row['ranks']} ranks, {machine}; {row['dtype']}, block {row['block']}"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import linalg
 
+from benchmarks.apps import eigensolver_plot
 from benchmarks.apps.communicators import alone
 from benchmarks.apps.eigensolver import summarise
 from benchmarks.apps.eigensolver_agreement import same_pairs
@@ -26,9 +29,6 @@ from benchmarks.apps.eigensolver_plot import draw
 from benchmarks.apps.eigensolver_solve import Solver, generalised_eigh, tridiagonalise
 from shmemar.errors import ArgumentError, ArgumentTypeError
 from tests.launcher import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZES = [1, 2, 3, 4, 5, 31, 32, 33, 65]
 
@@ -373,6 +373,7 @@ def test_a_plot_is_drawn(tmp_path: Path, suffix: str) -> None:
     ("rows", "name", "message"),
     [
         ([], "plot.svg", "no rows to draw"),
+        ([{**_row(64, "mpi", 20), "trouble": ["residual"]}], "plot.svg", "no rows to draw"),
         ([_row(64, "mpi", 20)], "plot.pdf", "ends in .svg or .png"),
         ([_row(64, "mpi", 20)], "none/plot.svg", "could not be written"),
     ],
@@ -382,6 +383,27 @@ def test_a_plot_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
         draw({"rows": rows}, tmp_path / name)
+
+
+def test_results_that_were_kept_are_drawn(tmp_path: Path, capsys: Any) -> None:
+    wrong = {**_row(128, "mpi", 80), "trouble": ["residual is 1e+10"]}
+    again = [_row(128, "mpi", 40), _row(128, "self", 10)]
+    names = [str(tmp_path / name) for name in ("a.json", "b.json", "plot.svg")]
+    for name, rows in zip(names, ([_row(64, "mpi", 20), wrong], again), strict=False):
+        Path(name).write_text(json.dumps({"rows": rows}), encoding="utf-8")
+    assert eigensolver_plot.main([names[0], names[2]]) == 0
+    text = Path(names[2]).read_text(encoding="utf-8")
+    assert [f"<!-- {share}% -->" in text for share in (50, 75, 88)] == [True, False, False]
+    assert eigensolver_plot.main(names) == 0
+    text = Path(names[2]).read_text(encoding="utf-8")
+    assert [f"<!-- {share}% -->" in text for share in (0, 50, 75, 88)] == [True, True, True, False]
+
+    Path(names[1]).write_text(json.dumps({"rows": [{**again[0], "ranks": 4}]}), encoding="utf-8")
+    assert eigensolver_plot.main(names) == 2
+    assert "b.json is of another number of ranks than the results" in capsys.readouterr().err
+    Path(names[1]).write_text('{"cases": []}', encoding="utf-8")
+    assert eigensolver_plot.main(names) == 2
+    assert "b.json can't be read (KeyError: 'rows'); expected what" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])

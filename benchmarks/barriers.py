@@ -98,15 +98,16 @@ def measure_share(comm: shmemar.Communicator, case: Case) -> Share:
     spec, layout = prepared.spec, prepared.scratch.layout
     runtime: Any = comm._runtime
 
-    def load() -> CudaKernel:
+    def load(**options: Any) -> CudaKernel:
         from shmemar.host.launch import load_kernel
 
-        return load_kernel(spec, layout, rank=comm.rank, device=runtime._device, looped=True)
+        device = runtime._device
+        return load_kernel(spec, layout, rank=comm.rank, device=device, looped=True, **options)
 
     with runtime.active():
         whole = load()
         with _without_barriers():
-            alone = load()
+            alone = load(keeps_ptx=False)
     max_blocks = min(resident_blocks(comm, kernel) for kernel in (whole, alone))
     samples = [time_loop(comm, prepared, kernel, case, max_blocks) for kernel in (whole, alone)]
     medians = [float(np.median(each.microseconds)) for each in samples]

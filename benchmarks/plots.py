@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.compare import rows_of
 from shmemar.errors import ArgumentError
-from shmemar.host.plotting import line_style, require_matplotlib, set_axes, size_text
+from shmemar.host.plotting import line_style, require_matplotlib, save, set_axes, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,10 +67,7 @@ def draw(document: Mapping[str, Any], path: Path, mode: str) -> None:
         axes.legend(fontsize=8)
         if left_out := _left_out(rows):
             figure.supxlabel("\n".join(fill(each, 120) for each in left_out), fontsize=7)
-        try:
-            figure.savefig(path)
-        except (OSError, ValueError) as error:
-            raise ArgumentError(f"the plot could not be written to {path}: {error}") from error
+        save(figure, path)
 
 
 _WHAT = ("collective", "dtype", "op", "in_place", "chained")

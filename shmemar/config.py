@@ -115,6 +115,11 @@ def environment(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def environment_of(prefix: str) -> dict[str, str]:
+    """Read all variables of another program whose names begin so."""
+    return {name: text for name, text in os.environ.items() if name.startswith(prefix)}
+
+
 def set_default(name: str, value: str) -> None:
     """Set a variable, for what is read later, unless it is set."""
     os.environ.setdefault(name, value)

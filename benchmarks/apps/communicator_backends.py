@@ -137,26 +137,34 @@ def most_summed_alike(nranks: int) -> int:
     It has ranks exchange all they have, log2 times, both of a pair adding the same two numbers. Its
     scratch memory has to hold 1 + 3 log2 messages for that, as if elements had 8 bytes. Longer ones
     every rank adds up in an order of its own (``nvshmemi_gpu_rdxn_threadgroup`` in NVSHMEM's
-    reduce.cuh).
+    reduce.cuh, where it has no multicast).
 
     Args:
-        nranks: A power of two. Of other numbers from 3 on nothing helps; with 2 there is one order.
+        nranks: A power of two. With 2 there is one order, whatever the size.
+
+    Returns:
+        A multiple of `_ALIGNED`, so that parts of a message are aligned as it is.
     """
-    return _SCRATCH_NBYTES // 2 // 8 // (1 + 3 * (nranks.bit_length() - 1))
+    most = _SCRATCH_NBYTES // 2 // 8 // (1 + 3 * (nranks.bit_length() - 1))
+    return most // _ALIGNED * _ALIGNED
 
 
 _SCRATCH_NBYTES = 512 * 1024
-"""NVSHMEM's scratch memory for reductions, unless NVSHMEM_REDUCE_SCRATCH_SIZE says otherwise."""
+"""NVSHMEM's scratch memory for reductions, by default. With a smaller NVSHMEM_REDUCE_SCRATCH_SIZE
+sums differ between ranks all the same."""
+
+_ALIGNED = 64
 
 
 class _Nvshmem(Counting):
     """NVSHMEM's own collectives on a stream, in arrays of its symmetric heap.
 
     They go from one buffer to another, as NVSHMEM 3.8 gives wrong sums in place from 4 ranks and
-    some 12,000 float32 on; then the result is copied to where it is wanted. They go in parts that
-    are `most_summed_alike`, as applications do the same on all ranks with what should be the same
-    sums; not where NVSHMEM hands over to NCCL, for which ranks need GPUs of their own. A sum of one
-    integer goes before each broadcast, so that all ranks are ready for it.
+    some 12,000 float32 on; then the result is copied to where it is wanted. With 4, 8, ... ranks
+    sums go in parts that are `most_summed_alike`, as applications do the same on all ranks with
+    what should be the same sums. With 3, 5, 6, ... ranks sums may differ; and where ranks have GPUs
+    of their own NVSHMEM is taken to hand over to NCCL, whole, unless NVSHMEM_DISABLE_NCCL is set. A
+    sum of one integer goes before each broadcast, so that all ranks are ready for it.
     """
 
     name = "nvshmem"
@@ -174,7 +182,8 @@ class _Nvshmem(Counting):
         self._bindings = nvshmem.bindings
         self._pes: list[int] = settled
         runtime: Any = job.ours._runtime
-        is_own = runtime.shares_gpu or os.environ.get("NVSHMEM_DISABLE_NCCL") == "1"
+        has_nccl = os.environ.get("NVSHMEM_DISABLE_NCCL", "").lower() in ("", "0", "false", "no")
+        is_own = runtime.shares_gpu or not has_nccl
         exchanges = self.size > 2 and self.size.bit_count() == 1
         self._most = most_summed_alike(self.size) if is_own and exchanges else sys.maxsize
         self._parts: list[_Part] = []

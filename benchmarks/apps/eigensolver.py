@@ -139,7 +139,8 @@ def _keep(
     document = {**facts, "is_right": not _troubles(results), "rows": rows}
     if arguments.json:
         write_json(arguments.json, "eigensolver", document)
-    if arguments.plot:
+    # Without any right result there is nothing to draw, and what is wrong is told at the end.
+    if arguments.plot and any(not each.trouble for each in results):
         draw(document, arguments.plot)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmemar.errors import ArgumentError, ShmemarError
-from shmemar.host.plotting import require_matplotlib
+from shmemar.host.plotting import require_matplotlib, save
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "results",
         nargs="+",
         type=Path,
-        help="what --json of the eigensolver wrote; of the same ranks, and what a later one has of "
-        "a size, type and backend comes in the place of an earlier one's",
+        help="what --json of the eigensolver wrote, under the same conditions; what a later one "
+        "has of a size, type and backend comes in the place of an earlier one's",
     )
     parser.add_argument("plot", type=Path, help="the file to draw; .svg or .png")
     arguments = parser.parse_args(argv)
@@ -50,33 +50,39 @@ def read(paths: Sequence[Path]) -> dict[str, Any]:
     """Read result files into one document.
 
     Args:
-        paths: Files of the same number of ranks. Rows of a later one replace those of the same
-            size, type and backend.
+        paths: Files of the same GPUs, number of ranks and block. Rows of a later one replace those
+            of the same size, type and backend.
 
     Returns:
         What the last one says of the machine, and all rows.
 
     Raises:
-        ArgumentError: One can't be read, is none of the eigensolver's, or is of other ranks.
+        ArgumentError: One can't be read, is none of the eigensolver's, or is of other conditions.
     """
     document: dict[str, Any] = {}
     rows: dict[tuple[Any, ...], Any] = {}
+    conditions: set[tuple[Any, ...]] = set()
     for path in paths:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            found = {(row["dtype"], row["n"], row["backend"]): row for row in document["rows"]}
-            ranks = {row["ranks"] for row in found.values()}
+            for row in document["rows"]:
+                drawn = {name: row[name] for name in _DRAWN}
+                rows[drawn["dtype"], drawn["n"], drawn["backend"]] = row
+                conditions.add((document.get("gpus"), drawn["ranks"], drawn["block"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArgumentError(
                 f"{path} can't be read ({type(error).__name__}: {error}); expected what --json of "
                 "the eigensolver wrote."
             ) from error
-        rows |= found
-        if len(ranks | {row["ranks"] for row in rows.values()}) > 1:
+        if len(conditions) > 1:
             raise ArgumentError(
-                f"{path} is of another number of ranks than the results before; expected the same."
+                f"{path} is of other GPUs, ranks or blocks than the results before; expected the "
+                "same."
             )
     return {**document, "rows": list(rows.values())}
+
+
+_DRAWN = ("dtype", "n", "backend", "ranks", "block", "column_us", "compute_us", "share")
 
 
 def check_plot(path: Path) -> None:
@@ -103,7 +109,8 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
         path: The file; its suffix, ``.svg`` or ``.png``, says which form.
 
     Raises:
-        ArgumentError: There are no rows, or the file could not be written; or as of `check_plot`.
+        ArgumentError: There are no right results, or the file could not be written; or as of
+            `check_plot`.
         BackendUnavailableError: matplotlib is not installed.
     """
     check_plot(path)
@@ -153,10 +160,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
         axes.set_axisbelow(True)
         axes.set_title(_title(document, rows[0]), fontsize=9)
         figure.legend(loc="outside lower center", ncols=len(names) + 1, fontsize=8)
-        try:
-            figure.savefig(path)
-        except (OSError, ValueError) as error:
-            raise ArgumentError(f"the plot could not be written to {path}: {error}") from error
+        save(figure, path)
 
 
 def _title(document: Mapping[str, Any], row: Mapping[str, Any]) -> str:

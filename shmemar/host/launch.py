@@ -10,10 +10,11 @@ import numpy as np
 
 from shmemar.device.kernels import KernelArguments, build, numba_type
 from shmemar.errors import ArgumentError, DeviceError, ShmemarError
+from shmemar.host.code_cache import kept_cubin, kept_ptx
 from shmemar.host.fast_launch import DriverCalls, PreparedLaunch
-from shmemar.host.files import cache_directory
 from shmemar.layout import BLOCK_THREADS
 from shmemar.spec import Pdl
+from shmemar.user_spec import UserKernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,24 +248,38 @@ def load_kernel(
     device: Any,
     looped: bool = False,
     pdl: Pdl = Pdl.NEVER,
+    keeps_ptx: bool = True,
 ) -> CudaKernel:
-    """Compile for `device`, or find the cubin on disk by its PTX, and load it."""
-    from cuda.core import Program, ProgramOptions
-    from cuda.core.utils import FileStreamProgramCache
+    """Compile for `device`, or find on disk what was compiled before, and load it.
 
-    capability = tuple(device.compute_capability)
-    ptx = compile_ptx(
-        spec,
-        layout,
-        rank=rank,
-        compute_capability=(capability[0], capability[1]),
-        looped=looped,
-        programmatic=pdl is not Pdl.NEVER,
-    )
-    options = ProgramOptions(arch=f"sm_{device.arch}", name=spec.symbol)
-    cubin = Program(ptx, "ptx", options).compile(
-        "cubin", cache=FileStreamProgramCache(cache_directory("cubin"))
-    )
+    Args:
+        spec: As of `compile_ptx`.
+        layout: Likewise.
+        rank: Likewise.
+        device: The GPU, of cuda.core.
+        looped: As of `compile_ptx`.
+        pdl: When it will be launched programmatically.
+        keeps_ptx: False where the code is another one than the package's.
+    """
+    from cuda.core import Program, ProgramOptions
+
+    major, minor = device.compute_capability
+    options: dict[str, Any] = {
+        "rank": rank,
+        "compute_capability": (int(major), int(minor)),
+        "looped": looped,
+        "programmatic": pdl is not Pdl.NEVER,
+    }
+
+    def compiled() -> str:
+        return compile_ptx(spec, layout, **options)
+
+    if keeps_ptx and not isinstance(spec, UserKernelSpec):
+        ptx = kept_ptx((spec, layout, options), compiled)
+    else:
+        ptx = compiled()
+    program = Program(ptx, "ptx", ProgramOptions(arch=f"sm_{device.arch}", name=spec.symbol))
+    cubin = kept_cubin(program)
     entry = ptx[ptx.index(f".entry {spec.symbol}") :].partition(")")[0]
     nparameters = len(re.findall(r"\.param \.[busf]64", entry))
     return CudaKernel(cubin, spec.symbol, nparameters, device, pdl=pdl)

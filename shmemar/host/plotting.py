@@ -17,6 +17,7 @@ __all__ = [
     "line_style",
     "read_table",
     "require_matplotlib",
+    "save",
     "set_axes",
     "size_text",
 ]
@@ -101,10 +102,19 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
             fontsize=9,
         )
         axes.legend(fontsize=8)
-        try:
-            figure.savefig(path)
-        except (OSError, ValueError) as error:
-            raise ArgumentError(f"the plot could not be written to {path}: {error}") from error
+        save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure; what is drawn alike is the same file, as SVG without the date.
+
+    Raises:
+        ArgumentError: The file could not be written, or its suffix is unknown to matplotlib.
+    """
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"the plot could not be written to {path}: {error}") from error
 
 
 def line_style(number: int) -> dict[str, Any]:

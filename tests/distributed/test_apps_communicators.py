@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,6 +100,37 @@ def test_sums_of_known_integers_are_right(comm: Communicator, agree: Any, made_b
                 if not np.array_equal(_on_host(comm, x), expected):
                     wrong.append((dtype, count, "part"))
     assert agree(wrong) == [[]] * comm.size
+
+
+def _sums_are_alike(comm: Communicator, count: int) -> bool:
+    """Whether all ranks get the same bits of sums that round."""
+    comm.prepare("float64", 8 * count)
+    x = comm.empty(count, "float64")
+    x[...] = comm.xp.asarray(np.random.default_rng(comm.rank).uniform(-1, 1, count))
+    comm.barrier()
+    comm.allreduce(x)
+    comm.barrier()
+    return len(set(comm.host_allgather(_on_host(comm, x).tobytes()))) == 1
+
+
+def test_all_ranks_get_the_same_bits_of_sums_that_round(comm: Communicator) -> None:
+    if comm.name not in ("shmemar", "nvshmem"):
+        pytest.skip("it promises nothing of the kind")
+    if comm.name == "nvshmem" and comm.size > 2 and comm.size.bit_count() > 1:
+        pytest.skip("of so many ranks it gives no such sums")
+    counts = (4672, 4673, 8191, 65_537) if comm.name == "nvshmem" else _counts(comm)
+    assert [count for count in counts if not _sums_are_alike(comm, count)] == []
+
+
+def test_whole_sums_of_nvshmem_would_differ(
+    comms: dict[str, Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that parts are not there for nothing."""
+    comm: Any = comms.get("nvshmem")
+    if comm is None or comm._most == sys.maxsize:
+        pytest.skip("NVSHMEM's sums are not in parts here")
+    monkeypatch.setattr(comm, "_most", sys.maxsize)
+    assert not _sums_are_alike(comm, 8191)
 
 
 @pytest.mark.parametrize("made_by", ["communicator", "library"])

@@ -137,48 +137,89 @@ def test_what_needs_gpus_is_refused_without(name: str) -> None:
         open_communicators(MPI.COMM_SELF, ["mpi", name], backend="emulated")
 
 
-@pytest.mark.parametrize(
-    ("size", "shares_gpu", "disables", "counts"),
-    [
-        (2, True, "", [10_000]),
-        (3, True, "", [10_000]),
-        (4, True, "", [4681, 4681, 638]),
-        (8, True, "", [3276, 3276, 3276, 172]),
-        (4, False, "", [10_000]),
-        (4, False, "1", [4681, 4681, 638]),
-    ],
-)
-def test_nvshmem_sums_what_all_ranks_get_the_same_bits_of(
-    monkeypatch: pytest.MonkeyPatch, size: int, shares_gpu: bool, disables: str, counts: list[int]
-) -> None:
-    """In parts, where it is known to do the work itself, of ranks that exchange all they have."""
-    calls: list[tuple[int, int, int]] = []
-    moves: list[tuple[int, ...]] = []
+class _Reductions:
+    """NVSHMEM's bindings, which take notes: where to, where from, how many."""
 
-    def reduce(team: int, to: int, at: int, count: int, stream: int) -> None:
-        calls.append((to, at, count))
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int, int]] = []
 
-    package = SimpleNamespace(bindings=SimpleNamespace(double_sum_reduce_on_stream=reduce))
-    monkeypatch.setitem(sys.modules, "nvshmem", package)
-    monkeypatch.setitem(sys.modules, "nvshmem.bindings", package.bindings)
-    monkeypatch.setenv("NVSHMEM_DISABLE_NCCL", disables)
-    operand = Operand(1 << 20, 5000, DTYPES["complex128"])
+    def double_sum_reduce_on_stream(
+        self, team: int, to: int, at: int, count: int, stream: int
+    ) -> None:
+        self.calls.append((to, at, count))
+
+
+STAGED, REDUCED, GIVEN = 1 << 21, 1 << 22, 1 << 20
+
+
+def _sum_over_nvshmem(
+    monkeypatch: pytest.MonkeyPatch, size: int, operand: Operand, *, shares_gpu: bool
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, ...]]]:
+    """Its calls of reductions, and of copies."""
+    bindings, moves = _Reductions(), []
+    monkeypatch.setitem(sys.modules, "nvshmem", SimpleNamespace(bindings=bindings))
+    monkeypatch.setitem(sys.modules, "nvshmem.bindings", bindings)
     ours = SimpleNamespace(rank=0, size=size, _runtime=SimpleNamespace(shares_gpu=shares_gpu))
     job: Any = SimpleNamespace(
-        ours=ours, xp=np, on_gpus=True, users=0, operand=lambda x: (operand, 7)
+        ours=ours, xp=np, on_gpus=True, users=0, operand=lambda _: (operand, 7)
     )
     comm: Any = BACKENDS["nvshmem"](job, list(range(size)))
-    comm._buffers = lambda operand, stream: (1 << 21, 1 << 22)
+    comm._buffers = lambda operand, stream: (STAGED, REDUCED)
     comm._move = lambda *arguments: moves.append(arguments)
     comm.allreduce(SimpleNamespace(nbytes=operand.nbytes))
-    assert [count for _, _, count in calls] == counts
+    return bindings.calls, moves
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "counts"),
+    [
+        (1, 10_000, [10_000]),
+        (2, 10_000, [10_000]),
+        (3, 10_000, [10_000]),
+        (6, 10_000, [10_000]),
+        (4, 0, []),
+        (4, 4672, [4672]),
+        (4, 4673, [4672, 1]),
+        (4, 9344, [4672, 4672]),
+        (8, 10_000, [3264, 3264, 3264, 208]),
+    ],
+)
+def test_ranks_that_share_a_gpu_sum_over_nvshmem_in_parts(
+    monkeypatch: pytest.MonkeyPatch, size: int, count: int, counts: list[int]
+) -> None:
+    operand = Operand(GIVEN, count, DTYPES["float64"])
+    calls, moves = _sum_over_nvshmem(monkeypatch, size, operand, shares_gpu=True)
     starts = [8 * sum(counts[:i]) for i in range(len(counts))]
-    assert [to - (1 << 22) for to, _, _ in calls] == starts
-    assert [at - (1 << 21) for _, at, _ in calls] == starts
-    assert moves == [(1 << 20, 1 << 22, 80_000, 7)]
+    assert calls == [
+        (REDUCED + start, STAGED + start, part) for start, part in zip(starts, counts, strict=True)
+    ]
+    assert moves == [(GIVEN, REDUCED, 8 * count, 7)]
 
 
-def test_nvshmem_exchanges_what_its_scratch_memory_holds() -> None:
-    for nranks, messages in ((4, 7), (8, 10), (16, 13)):
-        most = most_summed_alike(nranks)
-        assert messages * most <= (512 * 1024 // 2) // 8 < messages * (most + 1)
+def test_parts_of_complex_numbers_are_of_their_components(monkeypatch: pytest.MonkeyPatch) -> None:
+    operand = Operand(GIVEN, 2500, DTYPES["complex128"])
+    calls, moves = _sum_over_nvshmem(monkeypatch, 4, operand, shares_gpu=True)
+    assert calls == [
+        (REDUCED, STAGED, 4672),
+        (REDUCED + 8 * 4672, STAGED + 8 * 4672, 5000 - 4672),
+    ]
+    assert moves == [(GIVEN, REDUCED, 40_000, 7)]
+
+
+@pytest.mark.parametrize(
+    ("disables", "nparts"), [("", 1), ("0", 1), ("false", 1), ("1", 3), ("true", 3)]
+)
+def test_ranks_with_gpus_of_their_own_leave_whole_sums_to_nccl(
+    monkeypatch: pytest.MonkeyPatch, disables: str, nparts: int
+) -> None:
+    monkeypatch.setenv("NVSHMEM_DISABLE_NCCL", disables)
+    operand = Operand(GIVEN, 10_000, DTYPES["float64"])
+    calls, _ = _sum_over_nvshmem(monkeypatch, 4, operand, shares_gpu=False)
+    assert len(calls) == nparts
+
+
+@pytest.mark.parametrize(("nranks", "messages"), [(4, 7), (8, 10), (16, 13)])
+def test_a_part_fits_into_nvshmems_scratch_memory(nranks: int, messages: int) -> None:
+    most = most_summed_alike(nranks)
+    assert messages * most <= (512 * 1024 // 2) // 8 < messages * (most + 64)
+    assert most % 64 == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from scipy import linalg
 
 from benchmarks.apps import eigensolver_plot
 from benchmarks.apps.communicators import alone
-from benchmarks.apps.eigensolver import summarise
+from benchmarks.apps.eigensolver import main, summarise
 from benchmarks.apps.eigensolver_agreement import same_pairs
 from benchmarks.apps.eigensolver_host import reflector
 from benchmarks.apps.eigensolver_layout import DTYPES, Layout, needed
@@ -318,22 +319,36 @@ def test_a_wrong_answer_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [text.partition(" ")[0] for text in result.trouble] == ["residual", "orthogonality"]
 
 
-def test_trouble_names_sums_that_ranks_have_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Solver.solve
+def _measured(monkeypatch: pytest.MonkeyPatch, case: Case, **changes: Any) -> Any:
+    """Results whose vectors are `scale` times too long, with other fields as `changes` say."""
+    plain, scale = Solver.solve, changes.pop("scale", 1.0)
 
     def solve(self: Any, *arguments: Any, **options: Any) -> Any:
         found = plain(self, *arguments, **options)
-        return replace(found, alike=False, own_vectors=found.own_vectors * scale)
+        return replace(found, own_vectors=found.own_vectors * scale, **changes)
 
     monkeypatch.setattr(Solver, "solve", solve)
+    (result,) = measure(_World(), {"self": alone()}, ["self"], case, seed=1)
+    return result
+
+
+def test_sums_that_ranks_have_not_alike_are_named_where_a_result_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     case = Case(20, "float64", 8, repeat=1, has_reference=False)
-    scale = 1.0
-    (result,) = measure(_World(), {"self": alone()}, ["self"], case, seed=1)
-    assert (result.alike, result.trouble) == (False, ())
-    scale = 2.0
-    (result,) = measure(_World(), {"self": alone()}, ["self"], case, seed=1)
+    result = _measured(monkeypatch, case, alike=False, scale=2.0)
     assert result.trouble[0].startswith("orthogonality is ")
-    assert result.trouble[1].startswith("the ranks found other bits, so this backend's sums are")
+    assert result.trouble[1].startswith("the ranks found other bits: this backend's sums are not")
+
+
+@pytest.mark.parametrize("changes", [{}, {"allreduces": 3}])
+def test_they_are_not_blamed_where_it_is_right(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    case = Case(20, "float64", 8, repeat=1, has_reference=False)
+    result = _measured(monkeypatch, case, alike=False, **changes)
+    assert len(result.trouble) == 2 * len(changes)
+    assert not any("other bits" in text for text in result.trouble)
 
 
 def _row(n: int, backend: str, column_us: float) -> dict[str, Any]:
@@ -385,25 +400,88 @@ def test_a_plot_that_cannot_be_is_refused(
         draw({"rows": rows}, tmp_path / name)
 
 
-def test_results_that_were_kept_are_drawn(tmp_path: Path, capsys: Any) -> None:
-    wrong = {**_row(128, "mpi", 80), "trouble": ["residual is 1e+10"]}
-    again = [_row(128, "mpi", 40), _row(128, "self", 10)]
-    names = [str(tmp_path / name) for name in ("a.json", "b.json", "plot.svg")]
-    for name, rows in zip(names, ([_row(64, "mpi", 20), wrong], again), strict=False):
-        Path(name).write_text(json.dumps({"rows": rows}), encoding="utf-8")
-    assert eigensolver_plot.main([names[0], names[2]]) == 0
-    text = Path(names[2]).read_text(encoding="utf-8")
-    assert [f"<!-- {share}% -->" in text for share in (50, 75, 88)] == [True, False, False]
-    assert eigensolver_plot.main(names) == 0
-    text = Path(names[2]).read_text(encoding="utf-8")
-    assert [f"<!-- {share}% -->" in text for share in (0, 50, 75, 88)] == [True, True, True, False]
+def test_a_run_without_right_results_ends_though_a_plot_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    plain = Solver.solve
 
-    Path(names[1]).write_text(json.dumps({"rows": [{**again[0], "ranks": 4}]}), encoding="utf-8")
-    assert eigensolver_plot.main(names) == 2
-    assert "b.json is of another number of ranks than the results" in capsys.readouterr().err
-    Path(names[1]).write_text('{"cases": []}', encoding="utf-8")
-    assert eigensolver_plot.main(names) == 2
-    assert "b.json can't be read (KeyError: 'rows'); expected what" in capsys.readouterr().err
+    def solve(self: Any, *arguments: Any, **options: Any) -> Any:
+        found = plain(self, *arguments, **options)
+        return replace(found, own_vectors=2 * found.own_vectors)
+
+    monkeypatch.setattr(Solver, "solve", solve)
+    plot = tmp_path / "plot.svg"
+    options = ["--run-on", "emulated", "--no-reference", "--repeat", "1", "--check"]
+    assert main(["--n", "8,9", "--backend", "mpi", "--plot", str(plot), *options]) == 1
+    out = capsys.readouterr().out
+    assert "# WRONG: n 8, float64, mpi: orthogonality" in out
+    assert "# WRONG: n 9, float64, mpi: orthogonality" in out
+    assert not plot.exists()
+
+
+def _kept(path: Path, *rows: dict[str, Any], gpus: str = "2 x H200") -> str:
+    path.write_text(json.dumps({"gpus": gpus, "rows": rows}), encoding="utf-8")
+    return str(path)
+
+
+def _shares(path: str) -> list[str]:
+    return re.findall(r"<!-- (\d+)% -->", Path(path).read_text(encoding="utf-8"))
+
+
+def test_results_that_were_kept_are_drawn_but_for_wrong_ones(tmp_path: Path) -> None:
+    wrong = {**_row(128, "mpi", 80), "trouble": ["residual is 1e+10"]}
+    kept = _kept(tmp_path / "a.json", _row(64, "mpi", 20), wrong)
+    plot = str(tmp_path / "plot.svg")
+    assert eigensolver_plot.main([kept, plot]) == 0
+    assert _shares(plot) == ["50"]
+    assert "dc:date" not in Path(plot).read_text(encoding="utf-8")
+
+
+def test_later_results_are_drawn_in_the_place_of_earlier_ones(tmp_path: Path) -> None:
+    first = _kept(tmp_path / "a.json", _row(64, "mpi", 20), _row(128, "mpi", 80))
+    again = _kept(tmp_path / "b.json", _row(128, "mpi", 40), _row(128, "self", 100))
+    plot = str(tmp_path / "plot.svg")
+    assert eigensolver_plot.main([first, again, plot]) == 0
+    assert sorted(_shares(plot)) == ["50", "75", "90"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus"),
+    [({"ranks": 4}, "2 x H200"), ({"block": 32}, "2 x H200"), ({}, "1 x H100")],
+)
+def test_results_of_other_conditions_are_not_drawn_together(
+    tmp_path: Path, capsys: Any, changes: dict[str, Any], gpus: str
+) -> None:
+    first = _kept(tmp_path / "a.json", _row(64, "mpi", 20))
+    other = _kept(tmp_path / "b.json", {**_row(128, "mpi", 40), **changes}, gpus=gpus)
+    plot = tmp_path / "plot.svg"
+    assert eigensolver_plot.main([first, other, str(plot)]) == 2
+    assert "b.json is of other GPUs, ranks or blocks than" in capsys.readouterr().err
+    assert not plot.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ('{"cases": []}', "KeyError: 'rows'"),
+        ('{"rows": [{"dtype": "float64"}]}', "KeyError: 'n'"),
+    ],
+)
+def test_what_holds_no_results_of_the_eigensolver_is_refused(
+    tmp_path: Path, capsys: Any, text: str, error: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text, encoding="utf-8")
+    assert eigensolver_plot.main([str(path), str(tmp_path / "plot.svg")]) == 2
+    assert f"a.json can't be read ({error}" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_refused(tmp_path: Path, capsys: Any) -> None:
+    missing = str(tmp_path / "none.json")
+    assert eigensolver_plot.main([missing, str(tmp_path / "plot.svg")]) == 2
+    assert "none.json can't be read (FileNotFoundError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])

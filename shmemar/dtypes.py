@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,7 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
 )
 
 
+@cache
 def supported_ops(dtype: DType) -> tuple[ReduceOp, ...]:
     """Operators defined for `dtype`: no order of complex numbers, no average of integers."""
     return tuple(op for op in ReduceOp if why_unsupported(dtype, op) is None)
@@ -138,12 +140,13 @@ def as_reduce_op(op: str | ReduceOp, dtype: DType) -> ReduceOp:
         ArgumentError: The operator is unknown, or not defined for `dtype`.
     """
     allowed = supported_ops(dtype)
-    names = ", ".join(candidate.value for candidate in allowed)
     try:
         found = ReduceOp(op)
     except ValueError:
+        names = ", ".join(candidate.value for candidate in allowed)
         raise ArgumentError(f"op is {op!r}; expected one of {names} for {dtype.name}.") from None
     if found not in allowed:
+        names = ", ".join(candidate.value for candidate in allowed)
         raise ArgumentError(
             f"op is {found.value!r}, which {dtype.name} does not define "
             f"({why_unsupported(dtype, found)}); expected one of {names}."

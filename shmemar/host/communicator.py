@@ -289,10 +289,10 @@ class Communicator(Session):
         on_host = self._is_on_host(x)
         take = _take_on_host if on_host else self._runtime.operand
         handle = no_stream(stream) if on_host else self._runtime.stream(stream, x)
-        source = take("x", x, handle, writeable=False)
+        source = take("x", x, handle, writeable=out is x)
         if out is None:
             out = np.empty_like(x) if on_host else self._runtime.empty_like(x, handle)
-        destination = take("out", out, handle, writeable=True)
+        destination = source if out is x else take("out", out, handle, writeable=True)
         check_pair(source, destination)
         reduce_op = as_reduce_op(op, source.dtype)
         choice = None

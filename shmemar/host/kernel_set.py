@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shmemar.host.scratch import Scratch, layout_for, make_scratch
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
     from shmemar.layout import AnyLayout
 
 __all__ = ["Explanation", "KernelSet", "Prepared", "name_of"]
-
-
-MANY_SIZES = 4096
-"""Choices that are remembered."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,6 @@ class KernelSet:
 
     Attributes:
         terms: What the choice depends on; `use` changes it.
-        choose: ``choose(nbytes, dtype, op)`` is :func:`shmemar.host.selector.select` on them.
         scratches: What was allocated, by kernel, protocol and multicast.
     """
 
@@ -151,7 +145,7 @@ class KernelSet:
     ) -> None:
         """Make an empty set."""
         self.terms = terms
-        self.choose = lru_cache(MANY_SIZES)(self._choose)
+        self._chosen: dict[tuple[int | None, DType, ReduceOp], Choice] = {}
         self.scratches: dict[tuple[Kernel, Protocol, bool], Scratch] = {}
         self._bootstrap = bootstrap
         self._config = config
@@ -162,10 +156,16 @@ class KernelSet:
     def use(self, terms: Terms) -> None:
         """Choose on other terms from now on."""
         self.terms = terms
-        self.choose.cache_clear()
+        self._chosen.clear()
 
-    def _choose(self, nbytes: int, dtype: DType, op: ReduceOp) -> Choice:
-        return select(nbytes, dtype, op, self.terms)
+    def choose(self, nbytes: int, dtype: DType, op: ReduceOp) -> Choice:
+        """Choose as :func:`shmemar.host.selector.select` on `terms`, once a band of sizes."""
+        terms = self.terms
+        up_to = None if terms.kernel is not None else terms.table.band(nbytes).up_to
+        key = up_to, dtype, op
+        if key not in self._chosen:
+            self._chosen[key] = select(nbytes, dtype, op, terms)
+        return self._chosen[key]
 
     def choices(self, dtype: DType, op: ReduceOp, most_nbytes: int) -> list[Choice]:
         """All choices for messages of up to so many bytes."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dis import get_instructions
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -118,7 +119,10 @@ def check_function(kernel: Any) -> None:
             f"kernel is {type(kernel).__name__}; expected a plain Python function "
             "kernel(ll, thread, nthreads, *arguments), not yet compiled."
         )
-    if _raises(kernel.__code__):
+    code = kernel.__code__
+    if _checked.get(kernel) is code:
+        return
+    if _raises(code):
         raise ArgumentError(
             f"kernel {kernel.__name__} has a raise or an assert; expected none, as a GPU would end "
             "the thread in the middle of its exchange, and nobody would hear of it."
@@ -126,6 +130,11 @@ def check_function(kernel: Any) -> None:
     why = why_copied(kernel)
     if why is not None:
         raise ArgumentError(f"kernel {kernel.__name__} can't be compiled: {why}.")
+    _checked[kernel] = code
+
+
+_checked: WeakKeyDictionary[FunctionType, CodeType] = WeakKeyDictionary()
+"""The code of functions in which nothing was found; looking takes as long as all of a launch."""
 
 
 def _raises(code: CodeType) -> bool:

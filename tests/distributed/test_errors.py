@@ -17,6 +17,7 @@ from shmemar.host.runtime import why_no_gpu
 
 ONES = np.ones(8, np.float32)
 WHOLE = np.ones(16, np.float32)
+READ_ONLY = np.frombuffer(bytes(32), "f4")
 CASES: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "unknown dtype": (np.ones(3, np.int16), {}, TypeError, "int16.*float16, bfloat16, float32"),
     "avg of integers": (np.ones(3, np.int32), {"op": "avg"}, ValueError, "average of integers"),
@@ -27,7 +28,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "other dtype": (ONES, {"out": np.ones(8)}, ValueError, "out has dtype float64.*float32"),
     "strided": (np.ones(16, np.float32)[::2], {}, ValueError, "x has shape.*C-contiguous"),
     "fortran": (np.ones((3, 2), order="F"), {}, ValueError, "ascontiguousarray"),
-    "read-only out": (ONES, {"out": np.frombuffer(bytes(32), "f4")}, ValueError, "read-only"),
+    "read-only out": (ONES, {"out": READ_ONLY}, ValueError, "out is read-only"),
+    "read-only in place": (READ_ONLY, {"out": READ_ONLY}, ValueError, "x is read-only"),
     "overlap": (WHOLE[:8], {"out": WHOLE[3:11]}, ValueError, "12 bytes from x and overlaps"),
     "stream": (ONES, {"stream": object()}, ValueError, "stream is .*expected None"),
 }

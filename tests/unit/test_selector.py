@@ -19,6 +19,7 @@ from shmemar.dtypes import DTYPES, DType, ReduceOp, supported_ops
 from shmemar.errors import ArgumentError
 from shmemar.host import selector
 from shmemar.host.default_tables import default_table
+from shmemar.host.kernel_set import KernelSet
 from shmemar.host.selector import CANDIDATES, Band, Candidate, Table, Terms, refusals, select
 from shmemar.spec import MAX_RANKS, Determinism, Kernel, Protocol, why_impossible
 
@@ -50,6 +51,34 @@ terms_drawn = st.builds(
     why_no_stock=st.sampled_from([None, "there are others"]),
 )
 calls = st.sampled_from([(d, op) for d in DTYPES.values() for op in supported_ops(d)])
+
+
+@given(sizes=st.lists(st.integers(1, 1 << 42), min_size=2), call=calls, terms=terms_drawn)
+def test_choices_that_are_remembered_are_those_of_their_sizes(
+    sizes: list[int], call: tuple[DType, ReduceOp], terms: Terms
+) -> None:
+    nothing: Any = None
+    kernels = KernelSet(nothing, nothing, nothing, nothing, terms)
+    ends = [band.up_to for band in terms.table.bands if band.up_to is not None]
+    for nbytes in [*sizes, *ends, *(end + 1 for end in ends), *sizes]:
+        assert kernels.choose(nbytes, *call) == select(nbytes, *call, terms)
+
+
+def test_other_terms_are_chosen_on_anew() -> None:
+    nothing: Any = None
+    kernels = KernelSet(nothing, nothing, nothing, nothing, Terms(2, table(ONE_LL)))
+    assert kernels.choose(4, FLOAT, SUM).candidate == ONE_LL
+    kernels.use(Terms(2, table(TWO_SENTINEL)))
+    assert kernels.choose(4, FLOAT, SUM).candidate == TWO_SENTINEL
+
+
+def test_a_pinned_kernel_is_chosen_once_for_all_sizes() -> None:
+    nothing: Any = None
+    terms = Terms(2, table(ONE_LL), kernel=Kernel.TWO_SHOT)
+    kernels = KernelSet(nothing, nothing, nothing, nothing, terms)
+    first = kernels.choose(4, FLOAT, SUM)
+    assert first == select(4, FLOAT, SUM, terms)
+    assert kernels.choose(1 << 30, FLOAT, SUM) is first
 
 
 @given(nbytes=st.integers(1, 1 << 42), call=calls, terms=terms_drawn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dis import get_instructions
 from functools import partial
 from typing import Any
 
@@ -225,6 +226,31 @@ def test_what_is_launched_is_checked() -> None:
         user_kernels.check_kernel(nothing, np.zeros(3), [mine])
     with pytest.raises(ArgumentError, match="buffer is another communicator's"):
         user_kernels.check_kernel(nothing, other, [mine])
+
+
+def test_a_kernel_is_looked_through_once_and_again_when_its_code_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+
+    def count(code: Any) -> Any:
+        seen.append(code)
+        return get_instructions(code)
+
+    def first(ll: Any, thread: int, nthreads: int) -> None:
+        """Nothing."""
+
+    def second(ll: Any, thread: int, nthreads: int) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(user_kernels, "get_instructions", count)
+    user_kernels.check_function(first)
+    user_kernels.check_function(first)
+    assert seen == [first.__code__]
+    first.__code__ = second.__code__
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="kernel first has a raise or an assert"):
+            user_kernels.check_function(first)
 
 
 @pytest.mark.parametrize(

@@ -98,16 +98,15 @@ def measure_share(comm: shmemar.Communicator, case: Case) -> Share:
     spec, layout = prepared.spec, prepared.scratch.layout
     runtime: Any = comm._runtime
 
-    def load(**options: Any) -> CudaKernel:
+    def load() -> CudaKernel:
         from shmemar.host.launch import load_kernel
 
-        device = runtime._device
-        return load_kernel(spec, layout, rank=comm.rank, device=device, looped=True, **options)
+        return load_kernel(spec, layout, rank=comm.rank, device=runtime._device, looped=True)
 
     with runtime.active():
         whole = load()
         with _without_barriers():
-            alone = load(keeps_ptx=False)
+            alone = load()
     max_blocks = min(resident_blocks(comm, kernel) for kernel in (whole, alone))
     samples = [time_loop(comm, prepared, kernel, case, max_blocks) for kernel in (whole, alone)]
     medians = [float(np.median(each.microseconds)) for each in samples]
@@ -219,10 +218,14 @@ def _without_barriers() -> Iterator[None]:
     def build(spec: KernelSpec, layout: AnyLayout, *, looped: bool) -> Callable[..., Any]:
         return BUILDERS[spec.kernel](spec, layout, looped=looped)
 
+    def not_kept(what: tuple[object, ...], make: Callable[[], str]) -> str:
+        return make()
+
     kernels = "shmemar.device.kernels"
     with (
         patch(f"{kernels}.barrier_one_shot.block_barrier", alone),
         patch(f"{kernels}.barrier_two_shot.block_barrier", alone),
         patch("shmemar.host.launch.build", build),
+        patch("shmemar.host.launch.kept_ptx", not_kept),
     ):
         yield

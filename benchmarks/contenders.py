@@ -6,7 +6,6 @@ all-reduce a call. Where it can't run, it says why, and that is its row.
 
 from __future__ import annotations
 
-import os
 import socket
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import numpy as np
 from benchmarks.buffers import Buffers
 from benchmarks.contender import GRAPHS, Opened, Turns, as_it_is, ordinary, ran_only
 from benchmarks.contenders_nccl import Nccl, NcclWindow
+from benchmarks.steering import nvshmem_may_use_nccl
 from shmemar.dtypes import ReduceOp
 from shmemar.errors import ArgumentError, CollectiveTimeoutError, DeviceError, MismatchError
 from shmemar.host.kernel_set import name_of
@@ -174,8 +174,7 @@ class Nvshmem:
 
     @staticmethod
     def _how() -> str:
-        # NVSHMEM hands collectives to NCCL where it finds one.
-        return "own" if os.environ.get("NVSHMEM_DISABLE_NCCL") == "1" else "own or NCCL"
+        return "own or NCCL" if nvshmem_may_use_nccl() else "own"
 
     def _array(self, comm: shmemar.Communicator, shape: tuple[int, ...], dtype: str) -> Any:
         """An array of the heap."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["steering_variables"]
+__all__ = ["nvshmem_may_use_nccl", "steering_variables"]
 
 _PREFIXES = ("SHMEMAR_", "NVSHMEM_", "NCCL_", "CUDA_", "TORCH_SYMM_MEM_", "OMP_")
 
@@ -16,3 +16,8 @@ def steering_variables() -> dict[str, str]:
         for name in sorted(os.environ)
         if name.startswith(_PREFIXES) and "PATH" not in name
     }
+
+
+def nvshmem_may_use_nccl() -> bool:
+    """Whether NVSHMEM hands its collectives over to NCCL where it finds one."""
+    return os.environ.get("NVSHMEM_DISABLE_NCCL", "").lower() in ("", "0", "false", "no")

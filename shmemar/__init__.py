@@ -11,8 +11,12 @@ Importing the package needs neither MPI nor a GPU, and does no work.
 
 from __future__ import annotations
 
+import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+_IMPORTED_NS = time.time_ns()
+"""What has changed on disk since then is not what runs."""
 
 if TYPE_CHECKING:
     from shmemar.dtypes import ReduceOp as ReduceOp

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,12 @@ if TYPE_CHECKING:
 
 DISTRIBUTED = Path(__file__).parent / "distributed"
 
+
+# What is tested is what is compiled of this tree, whatever the user's cache holds. Workers, and
+# what tests start under mpirun, have that of the session.
+if "CACHE_OF_TESTS" not in os.environ:
+    os.environ["CACHE_OF_TESTS"] = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ["CACHE_OF_TESTS"], ignore_errors=True)
 
 # The checker makes and drops many objects: a quarter of its time went into looking for cycles.
 gc.set_threshold(50_000, 20, 20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import weakref
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from benchmarks.apps.communicator_base import Counting, Fusing, Job
+from benchmarks.steering import nvshmem_may_use_nccl
 from shmemar.dtypes import DTYPES
 from shmemar.errors import ArgumentError, BackendUnavailableError
 from shmemar.host.exact import numpy_dtype
@@ -182,8 +182,7 @@ class _Nvshmem(Counting):
         self._bindings = nvshmem.bindings
         self._pes: list[int] = settled
         runtime: Any = job.ours._runtime
-        has_nccl = os.environ.get("NVSHMEM_DISABLE_NCCL", "").lower() in ("", "0", "false", "no")
-        is_own = runtime.shares_gpu or not has_nccl
+        is_own = runtime.shares_gpu or not nvshmem_may_use_nccl()
         exchanges = self.size > 2 and self.size.bit_count() == 1
         self._most = most_summed_alike(self.size) if is_own and exchanges else sys.maxsize
         self._parts: list[_Part] = []

@@ -67,6 +67,9 @@ def read(paths: Sequence[Path]) -> dict[str, Any]:
             document = json.loads(path.read_text(encoding="utf-8"))
             for row in document["rows"]:
                 drawn = {name: row[name] for name in _DRAWN}
+                float(drawn["column_us"])
+                if drawn["compute_us"] is not None:
+                    float(drawn["compute_us"]), float(drawn["share"])
                 rows[drawn["dtype"], drawn["n"], drawn["backend"]] = row
                 conditions.add((document.get("gpus"), drawn["ranks"], drawn["block"]))
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -292,8 +292,10 @@ class Communicator(Session):
         source = take("x", x, handle, writeable=out is x)
         if out is None:
             out = np.empty_like(x) if on_host else self._runtime.empty_like(x, handle)
-        destination = source if out is x else take("out", out, handle, writeable=True)
-        check_pair(source, destination)
+        destination = source
+        if out is not x:
+            destination = take("out", out, handle, writeable=True)
+            check_pair(source, destination)
         reduce_op = as_reduce_op(op, source.dtype)
         choice = None
         if source.count and not on_host:
@@ -661,11 +663,11 @@ class Communicator(Session):
                 on_host = self._is_on_host(x)
                 take = _take_on_host if on_host else self._runtime.operand
                 handle = no_stream(None) if on_host else self._runtime.stream(None, x)
-                source = take("x", x, handle, writeable=False)
+                source = take("x", x, handle, writeable=out is x)
                 why = None if on_host or out is not None else self._runtime.why_no_new_array(x)
                 if why is not None:
                     return False, why
-                if out is not None:
+                if out is not None and out is not x:
                     check_pair(source, take("out", out, handle, writeable=True))
                 reduce_op = as_reduce_op(op, source.dtype)
                 if on_host:

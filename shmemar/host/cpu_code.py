@@ -1,9 +1,10 @@
 """Kernels as machine code of the CPU, which one rank compiles for all ranks of its host.
 
-numba takes seconds for a kernel, LLVM a tenth of a second for the code that comes out of it. Each
-kernel lives in an execution engine of its own: numba numbers the functions of a process and names
-their symbols by that, so in its own engine code of another process can take the place of another
-kernel's that got the same number (with numba 0.68.1 a product came out as a sum).
+numba takes seconds for a kernel, LLVM a tenth of a second for the code that comes out of it, which
+is therefore kept on disk, too (:mod:`shmemar.host.code_cache`). Each kernel lives in an execution
+engine of its own: numba numbers the functions of a process and names their symbols by that, so in
+its own engine code of another process can take the place of another kernel's that got the same
+number (with numba 0.68.1 a product came out as a sum).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from shmemar.host.code_cache import kept_ir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,12 +42,21 @@ class CpuCode(NamedTuple):
 
 @cache
 def generate(spec: KernelSpec, layout: AnyLayout) -> CpuCode:
-    """Compile with numba a function that runs a kernel's threads one after another.
+    """Compile a function that runs a kernel's threads one after another, or find it on disk.
 
     Args:
         spec: The kernel.
         layout: Layout of its scratch.
+
+    Warns:
+        RuntimeWarning: It could not be kept.
     """
+    text = kept_ir((spec, layout), lambda: "\n".join(_compile(spec, layout)))
+    symbol, _, ir = text.partition("\n")
+    return CpuCode(symbol, ir)
+
+
+def _compile(spec: KernelSpec, layout: AnyLayout) -> CpuCode:
     from numba import cfunc, types
 
     from shmemar.device import kernels, native

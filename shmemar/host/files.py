@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
+from uuid import uuid4
 
 from shmemar.config import environment
 
@@ -32,7 +32,11 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: It could not be written.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part = path.with_name(f"{path.name}.{uuid4().hex}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -248,19 +248,8 @@ def load_kernel(
     device: Any,
     looped: bool = False,
     pdl: Pdl = Pdl.NEVER,
-    keeps_ptx: bool = True,
 ) -> CudaKernel:
-    """Compile for `device`, or find on disk what was compiled before, and load it.
-
-    Args:
-        spec: As of `compile_ptx`.
-        layout: Likewise.
-        rank: Likewise.
-        device: The GPU, of cuda.core.
-        looped: As of `compile_ptx`.
-        pdl: When it will be launched programmatically.
-        keeps_ptx: False where the code is another one than the package's.
-    """
+    """Compile for `device`, or find on disk what was compiled before, and load it."""
     from cuda.core import Program, ProgramOptions
 
     major, minor = device.compute_capability
@@ -274,10 +263,10 @@ def load_kernel(
     def compiled() -> str:
         return compile_ptx(spec, layout, **options)
 
-    if keeps_ptx and not isinstance(spec, UserKernelSpec):
-        ptx = kept_ptx((spec, layout, options), compiled)
-    else:
+    if isinstance(spec, UserKernelSpec):
         ptx = compiled()
+    else:
+        ptx = kept_ptx((spec, layout, options), compiled)
     program = Program(ptx, "ptx", ProgramOptions(arch=f"sm_{device.arch}", name=spec.symbol))
     cubin = kept_cubin(program)
     entry = ptx[ptx.index(f".entry {spec.symbol}") :].partition(")")[0]

@@ -6,7 +6,7 @@ hand it on to NCCL. Emulated ranks have MPI's.
 
 What it does not have: a deadline on GPUs, where a rank that does not come makes the others wait for
 ever; an order of summation that anyone states; the same order on all ranks (where NVSHMEM 3.8 sums
-by itself, each of 4 ranks has its own above 4681 elements); one node in a CUDA graph.
+by itself, 4 ranks have not above 4681 elements); one node in a CUDA graph.
 """
 
 from __future__ import annotations

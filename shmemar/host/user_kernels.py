@@ -108,7 +108,9 @@ def check_kernel(kernel: Any, buffer: Any, known: Sequence[LLScratch]) -> None:
 
 
 def check_function(kernel: Any) -> None:
-    """Check that a user's kernel is a function that numba may compile.
+    """Check that a user's kernel is a function that numba may compile, once for its code.
+
+    What it calls is looked at then; other functions of these names later are not.
 
     Raises:
         ArgumentTypeError: It is not a function.

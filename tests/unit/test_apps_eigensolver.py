@@ -467,6 +467,8 @@ def test_results_of_other_conditions_are_not_drawn_together(
         ("[]", "TypeError"),
         ('{"cases": []}', "KeyError: 'rows'"),
         ('{"rows": [{"dtype": "float64"}]}', "KeyError: 'n'"),
+        (json.dumps({"rows": [{**_row(64, "mpi", 20), "column_us": None}]}), "TypeError"),
+        (json.dumps({"rows": [{**_row(64, "mpi", 20), "share": "much"}]}), "ValueError"),
     ],
 )
 def test_what_holds_no_results_of_the_eigensolver_is_refused(

@@ -67,10 +67,12 @@ def _kept(
         return found
     made = make()
     try:
+        _sources()  # which may have changed before the last of them was imported
         write_whole(path, f"{_digest(made)}\n{made}")
-    except OSError as error:
+    except _REASONS as error:
         _warn(error)
-    _make_room(path.parent)
+    else:
+        _make_room(path.parent)
     return made
 
 
@@ -211,5 +213,8 @@ def _numba(config: Any) -> tuple[Any, ...]:
 
 
 def _file(path: str) -> tuple[str, int, int]:
-    facts = Path(path).stat()
+    try:
+        facts = Path(path).stat()
+    except OSError as error:
+        raise _UnknownError(f"{path} can't be looked at: {error}") from error
     return path, facts.st_size, facts.st_mtime_ns

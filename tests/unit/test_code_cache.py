@@ -147,6 +147,26 @@ def test_code_of_sources_that_have_changed_since_is_neither_kept_nor_taken(
     assert kept(("a",), never) == "code of 2"
 
 
+def test_code_of_sources_that_change_while_it_is_made_is_not_kept(
+    package: Path, kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = package / "a.py"
+    source.write_text("VERSION = 1", encoding="utf-8")
+    monkeypatch.setattr(shmemar, "_IMPORTED_NS", time.time_ns())
+
+    def make() -> str:
+        time.sleep(0.05)
+        source.write_text("VERSION = 2", encoding="utf-8")
+        return "code of 1 and 2"
+
+    with pytest.warns(RuntimeWarning, match="have changed since it was imported"):
+        assert kept(("a",), make) == "code of 1 and 2"
+    source.write_text("VERSION = 1", encoding="utf-8")
+    forget()
+    monkeypatch.setattr(shmemar, "_IMPORTED_NS", time.time_ns() + 10**9)
+    assert kept(("a",), lambda: "code of 1") == "code of 1"
+
+
 def test_without_sources_nothing_is_kept(package: Path, kept: Any) -> None:
     with pytest.warns(RuntimeWarning, match="sources are not on disk") as warned:
         assert kept(("a",), lambda: "made") == "made"
@@ -206,6 +226,16 @@ def test_ptx_of_an_unknown_compiler_is_not_kept(monkeypatch: pytest.MonkeyPatch)
     )
     with pytest.warns(RuntimeWarning, match="not known where libNVVM or libdevice come from"):
         assert kept_ptx(("b",), lambda: "made") == "made"
+
+
+def test_ptx_of_a_compiler_that_is_not_there_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(abs_path=str(tmp_path / "libnvvm.so"))
+    monkeypatch.setattr("cuda.pathfinder.load_nvidia_dynamic_lib", lambda _: found)
+    with pytest.warns(RuntimeWarning, match="libnvvm.so can't be looked at") as warned:
+        assert kept_ptx(("b",), lambda: "made") == "made"
+    assert "XDG_CACHE_HOME" not in str(warned[0].message)
 
 
 def test_a_disk_that_is_full_loses_nothing(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:

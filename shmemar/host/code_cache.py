@@ -2,7 +2,7 @@
 
 numba takes seconds for a kernel, in every process that needs it, and what comes out is the same
 each time. Kernels that users write are compiled anew: what their functions refer to is not known
-here.
+here. cuda.core's store keeps the cubins; where there is no CUDA, there is no cuda.core.
 """
 
 from __future__ import annotations
